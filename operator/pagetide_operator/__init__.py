@@ -1,0 +1,4 @@
+"""The control plane: resource -> desired -> plan -> act, and the local runner that does the same without a cluster.
+
+Pure functions decide and return manifests or actions; one file does the I/O. Imports no torch.
+"""

@@ -1,0 +1,57 @@
+"""Entry point of `pagetide`."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+
+# command: (module with main(argv) -> exit code, extra that brings its dependencies, one line of help)
+COMMANDS: dict[str, tuple[str, str, str]] = {
+    "serve": ("pagetide_server.serve", "server", "serve one model over HTTP"),
+    "up": ("pagetide_operator.local.up", "server", "run InferenceService files on this machine"),
+    "operator": ("pagetide_operator.main", "operator", "run the Kubernetes operator"),
+    "gateway": ("pagetide_gateway.main", "", "run the gateway"),
+    "plan": ("pagetide_server.plan", "server", "print what a model needs, without loading it"),
+    "crd": ("pagetide_operator.crd_command", "", "print the CustomResourceDefinition"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code (2 for a wrong call)."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    if not args or args[0] in ("-h", "--help"):
+        print(usage())
+        return 0 if args else 2
+    if args[0] in ("-V", "--version"):
+        print(version("pagetide"))
+        return 0
+    if args[0] not in COMMANDS:
+        print(f"pagetide: no such command: {args[0]!r}\n{usage()}", file=sys.stderr)
+        return 2
+    command = load(args[0])
+    return command(args[1:]) if command else 2
+
+
+def load(name: str) -> Callable[[Sequence[str]], int] | None:
+    """The command's main function, or None (after one line on stderr) where its extra is not installed."""
+    module, extra, _ = COMMANDS[name]
+    try:
+        found: Callable[[Sequence[str]], int] = importlib.import_module(module).main
+    except ModuleNotFoundError as error:
+        if not extra or (error.name or "").startswith("pagetide"):
+            raise
+        print(f"pagetide {name}: needs {error.name}; install it with: pip install 'pagetide[{extra}]'", file=sys.stderr)
+        return None
+    return found
+
+
+def usage() -> str:
+    """The list of commands."""
+    rows = "\n".join(f"  {name:10} {text}" for name, (_, _, text) in COMMANDS.items())
+    return f"usage: pagetide COMMAND ...\n\n{rows}\n\n`pagetide COMMAND --help` tells more."
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,199 @@
+"""EngineConfig: the one place where an engine setting has its name, type, default, limits and help.
+
+The command line, the environment, the resource's schema and the reference table are generated from it (`flags.py`,
+`crd.py`), so none of them can disagree with it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from .errors import SettingError
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """What a field of EngineConfig carries beside its type and default.
+
+    `low` and `high` are inclusive; `above` is exclusive. `unset` says what an unset field means, for help texts.
+    `local` fields belong to one server process (port, key) and are no part of the resource.
+    """
+
+    help: str
+    group: str
+    low: float | None = None
+    high: float | None = None
+    above: float | None = None
+    unset: str = ""
+    local: bool = False
+
+
+def _setting(default: Any, help: str, group: str, **limits: Any) -> Any:
+    return dataclasses.field(default=default, metadata={"setting": Setting(help, group, **limits)})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """Settings of one server. `None` means: decided from the model or the device when the engine starts.
+
+    Raises:
+        SettingError: a value has the wrong type or lies outside its limits; names the field.
+    """
+
+    # Model
+    model: str = _setting("", "Model: a local folder, a GGUF file, or an id on the Hugging Face hub.", "model")
+    served_model_name: str | None = _setting(
+        None, "Name that clients give as `model`.", "model", unset="the model's own name"
+    )
+    revision: str | None = _setting(None, "Branch, tag or commit on the hub.", "model", unset="main")
+    tokenizer: str | None = _setting(None, "Folder or hub id of another tokenizer.", "model", unset="the model's own")
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] = _setting(
+        "auto", "Type of weights and KV cache; auto: the model's own on GPU, float32 on CPU.", "model"
+    )
+    trust_remote_code: bool = _setting(False, "Run Python code that comes with the model.", "model")
+    seed: int | None = _setting(
+        None, "Seed of requests that bring none.", "model", low=0, high=2**63 - 1, unset="not reproducible"
+    )
+    max_model_len: int | None = _setting(
+        None, "Longest prompt plus answer, in tokens.", "model", low=1, unset="from the model"
+    )
+    quantization: Literal["auto", "none"] = _setting(
+        "auto", "Weight quantization; auto takes what the model's files declare.", "model"
+    )
+
+    # Memory
+    block_size: Literal[8, 16, 32] = _setting(16, "Tokens in one block of the KV cache.", "memory")
+    gpu_memory_utilization: float = _setting(
+        0.9, "Part of the GPU's memory that weights, activations and KV cache may take.", "memory", above=0, high=1
+    )
+    kv_cache_memory_gib: float | None = _setting(
+        None,
+        "Size of the KV cache in GiB.",
+        "memory",
+        above=0,
+        unset="from gpu_memory_utilization; on CPU from free memory",
+    )
+    swap_space_gib: float = _setting(4.0, "Host memory for swapped-out KV blocks, in GiB.", "memory", low=0)
+    enable_prefix_caching: bool = _setting(True, "Keep KV blocks of finished prompts for equal beginnings.", "memory")
+
+    # Scheduling
+    max_num_seqs: int | None = _setting(
+        None, "Sequences that may run at once.", "scheduling", low=1, high=65536, unset="256 on GPU, 64 on CPU"
+    )
+    max_num_batched_tokens: int | None = _setting(
+        None,
+        "Tokens computed in one step, prefill and decode together.",
+        "scheduling",
+        low=1,
+        unset="8192 on GPU, 2048 on CPU",
+    )
+    enable_chunked_prefill: bool = _setting(True, "Let a long prompt share several steps with decodes.", "scheduling")
+    scheduling_policy: Literal["fcfs", "priority"] = _setting(
+        "fcfs", "Order of waiting requests; priority: lower value first, then arrival.", "scheduling"
+    )
+    preemption_mode: Literal["auto", "swap", "recompute"] = _setting(
+        "auto", "What happens to a sequence that must give way; auto takes the cheaper.", "scheduling"
+    )
+    max_queue_len: int = _setting(1024, "Requests that may wait; one more is answered 429.", "scheduling", low=1)
+    tensor_parallel_size: int = _setting(1, "GPUs of one replica; only 1 is built so far.", "scheduling", low=1, high=1)
+    log_blocks: bool = _setting(False, "Log every allocation and release of a KV block.", "scheduling")
+
+    # Speculative decoding: the names are reserved; nothing but "unset" is accepted until it is built.
+    speculative_method: Literal["none"] = _setting("none", "Speculative decoding; none is built so far.", "speculative")
+
+    # Server
+    chat_template: str | None = _setting(
+        None, "Jinja chat template, or the path of a file with one.", "server", unset="the model's own"
+    )
+    host: str = _setting("0.0.0.0", "Address to listen on.", "server", local=True)
+    port: int = _setting(8000, "TCP port to listen on; 0 takes a free one.", "server", low=0, high=65535, local=True)
+    api_key: str | None = _setting(
+        None, "Keys that clients must bring, separated by commas.", "server", unset="open to all", local=True
+    )
+    shutdown_timeout_s: float = _setting(
+        30.0, "Seconds that running requests get to finish after SIGTERM.", "server", low=0
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "Least severe level to log.", "server")
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = _checked(field, getattr(self, field.name))
+            object.__setattr__(self, field.name, value)
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> EngineConfig:
+        """EngineConfig from snake_case names.
+
+        Raises:
+            SettingError: an unknown name (with the nearest known one) or a wrong value.
+        """
+        known = {f.name for f in dataclasses.fields(cls)}
+        for name, value in values.items():
+            if name not in known:
+                raise SettingError(name, value, unknown_hint(name, known))
+        return cls(**values)
+
+
+def setting_of(field: dataclasses.Field[Any]) -> Setting:
+    """The metadata of one field of EngineConfig."""
+    found = field.metadata["setting"]
+    assert isinstance(found, Setting)
+    return found
+
+
+def unknown_hint(name: str, known: typing.Iterable[str]) -> str:
+    """What to say about a name that does not exist."""
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"no such setting; did you mean {near[0]}?" if near else "no such setting"
+
+
+_HINTS: dict[str, Any] = {}
+
+
+def type_of(field: dataclasses.Field[Any]) -> tuple[type, tuple[Any, ...] | None, bool]:
+    """(base type, choices or None, may be None) of one field of EngineConfig."""
+    if not _HINTS:
+        _HINTS.update(typing.get_type_hints(EngineConfig))
+    hint = _HINTS[field.name]
+    optional = isinstance(hint, types.UnionType)
+    if optional:
+        hint = next(a for a in typing.get_args(hint) if a is not type(None))
+    if typing.get_origin(hint) is Literal:
+        choices = typing.get_args(hint)
+        return type(choices[0]), choices, optional
+    return hint, None, optional
+
+
+def _checked(field: dataclasses.Field[Any], value: Any) -> Any:
+    """`value` in the field's own type, or SettingError."""
+    base, choices, optional = type_of(field)
+    if value is None and optional:
+        return None
+    if base is float and type(value) is int:
+        value = float(value)
+    if type(value) is not base:
+        raise SettingError(field.name, value, f"must be {_TYPE_WORDS[base]}")
+    if choices is not None and value not in choices:
+        raise SettingError(field.name, value, f"must be one of {', '.join(map(str, choices))}")
+    _check_limits(field.name, value, setting_of(field))
+    return value
+
+
+def _check_limits(name: str, value: Any, limits: Setting) -> None:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise SettingError(name, value, "must be a finite number")
+    if limits.low is not None and value < limits.low:
+        raise SettingError(name, value, f"must be at least {limits.low:g}")
+    if limits.above is not None and value <= limits.above:
+        raise SettingError(name, value, f"must be above {limits.above:g}")
+    if limits.high is not None and value > limits.high:
+        raise SettingError(name, value, f"must be at most {limits.high:g}")
+
+
+_TYPE_WORDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}

@@ -1,0 +1,44 @@
+"""The errors a user can cause with a configuration or a resource: each names the field, the value and the way out."""
+
+from __future__ import annotations
+
+
+class PagetideError(Exception):
+    """Base of all errors that Pagetide raises on purpose; its text is one line for a person."""
+
+
+class SettingError(PagetideError):
+    """A setting has a wrong value.
+
+    Attributes:
+        field: name of the setting, in the spelling of whoever gave it (`max_num_seqs`, `--max-num-seqs`,
+            `PAGETIDE_MAX_NUM_SEQS`, `spec.engine.maxNumSeqs`).
+        value: what was given.
+        problem: what is wrong and what would be right.
+    """
+
+    def __init__(self, field: str, value: object, problem: str) -> None:
+        self.field, self.value, self.problem = field, value, problem
+        super().__init__(f"{field}: {_shown(value)}: {problem}")
+
+    def renamed(self, field: str) -> SettingError:
+        """The same error under the name by which the user gave the setting."""
+        return SettingError(field, self.value, self.problem)
+
+
+class ResourceError(PagetideError):
+    """A resource does not have the promised form.
+
+    Attributes:
+        problems: one `SettingError` for each fault found, each with the path of its field.
+    """
+
+    def __init__(self, problems: list[SettingError], source: str = "") -> None:
+        self.problems, self.source = problems, source
+        text = "; ".join(str(p) for p in problems)
+        super().__init__(f"{source}: {text}" if source else text)
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

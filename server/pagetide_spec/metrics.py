@@ -1,0 +1,93 @@
+"""Every metric of a server by name, kind, help and labels; dashboards, scaler and server take them from here."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+PREFIX = "pagetide_"
+
+# Seconds; the queue's first bucket is 1 ms, since scaling reads its p95 against targets well under a second.
+LATENCY_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 40, 80, 160, 320, 640)
+TOKEN_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+SEQUENCE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+
+
+@dataclasses.dataclass(frozen=True)
+class Metric:
+    """One metric family. Every one also carries the label `model_name`."""
+
+    name: str
+    kind: Literal["gauge", "counter", "histogram"]
+    help: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()
+
+    @property
+    def full_name(self) -> str:
+        """The name with its prefix, as Prometheus sees it."""
+        return PREFIX + self.name
+
+
+def _gauge(name: str, help: str, *labels: str) -> Metric:
+    return Metric(name, "gauge", help, labels)
+
+
+def _counter(name: str, help: str, *labels: str) -> Metric:
+    return Metric(name, "counter", help, labels)
+
+
+def _histogram(name: str, help: str, buckets: tuple[float, ...]) -> Metric:
+    return Metric(name, "histogram", help, (), buckets)
+
+
+BLOCK_STATES = ("free", "cached", "used", "swapped")
+FINISH_REASONS = ("stop", "length", "abort", "error")
+
+SERVER_METRICS: dict[str, Metric] = {
+    m.name: m
+    for m in (
+        _gauge("requests_running", "Sequences in the running batch."),
+        _gauge("requests_waiting", "Requests that wait for their first step."),
+        _gauge("requests_swapped", "Sequences whose KV blocks lie in host memory."),
+        _gauge("oldest_waiting_seconds", "Age of the oldest waiting request."),
+        _gauge("kv_cache_utilization_ratio", "KV blocks in use over all KV blocks."),
+        _gauge("kv_blocks", "KV blocks by state; free + cached + used is constant.", "state"),
+        _gauge("batch_utilization_ratio", "Running sequences over those the engine could run now."),
+        _gauge("batch_token_utilization_ratio", "Scheduled tokens over max_num_batched_tokens, recent steps."),
+        _gauge("prefix_cache_hit_ratio", "Hit over queried prompt tokens of the last 60 seconds."),
+        _gauge(
+            "engine_info",
+            "Constant 1; the labels say how the engine is set up.",
+            "version",
+            "dtype",
+            "block_size",
+            "device",
+            "attention",
+        ),
+        _gauge("max_num_seqs", "Sequences that may run at once."),
+        _gauge("kv_capacity_tokens", "Tokens that the KV cache holds."),
+        _counter("prefix_cache_query_tokens_total", "Prompt tokens looked up in the prefix cache."),
+        _counter("prefix_cache_hit_tokens_total", "Prompt tokens found in the prefix cache."),
+        _counter("prompt_tokens_total", "Prompt tokens of requests whose prefill was finished."),
+        _counter("generation_tokens_total", "Tokens generated for clients."),
+        _counter("prefills_total", "Requests whose prompt was finished."),
+        _counter("decodes_total", "Generated tokens after each first one."),
+        _counter("engine_steps_total", "Steps of the engine."),
+        _counter("requests_total", "Finished requests.", "finish_reason"),
+        _counter("preemptions_total", "Sequences that had to give way.", "mode"),
+        _counter("swapped_blocks_total", "KV blocks copied between device and host.", "direction"),
+        _counter("kv_block_allocations_total", "KV blocks taken for a sequence."),
+        _counter("kv_block_allocation_failures_total", "Times that a KV block was wanted and none was to be had."),
+        _counter("http_requests_total", "HTTP requests answered.", "route", "code"),
+        _histogram("request_queue_seconds", "Arrival to first scheduled step.", LATENCY_BUCKETS),
+        _histogram("time_to_first_token_seconds", "Arrival to first token.", LATENCY_BUCKETS),
+        _histogram("inter_token_seconds", "Time between two tokens of one sequence.", LATENCY_BUCKETS),
+        _histogram("request_seconds", "Arrival to last token.", LATENCY_BUCKETS),
+        _histogram("request_prompt_tokens", "Prompt length of finished requests.", TOKEN_BUCKETS),
+        _histogram("request_generation_tokens", "Answer length of finished requests.", TOKEN_BUCKETS),
+        _histogram("engine_step_seconds", "Duration of one engine step.", LATENCY_BUCKETS),
+        _histogram("engine_step_tokens", "Tokens computed in one step.", TOKEN_BUCKETS),
+        _histogram("engine_step_sequences", "Sequences in one step.", SEQUENCE_BUCKETS),
+    )
+}

@@ -1,0 +1,57 @@
+"""Names that more than one room uses: API group, ports, labels, annotations, HTTP headers and paths."""
+
+from __future__ import annotations
+
+# The custom resource
+GROUP = "pagetide.dev"
+VERSION = "v1alpha1"
+API_VERSION = f"{GROUP}/{VERSION}"
+KIND = "InferenceService"
+PLURAL = "inferenceservices"
+SINGULAR = "inferenceservice"
+SHORT_NAME = "pgt"
+FIELD_MANAGER = "pagetide-operator"
+
+# Ports
+SERVER_PORT = 8000
+GATEWAY_PORT = 8080
+OPERATOR_METRICS_PORT = 9090
+PORT_NAME = "http"
+
+# Labels and annotations of children
+LABEL_NAME = "app.kubernetes.io/name"
+LABEL_INSTANCE = "app.kubernetes.io/instance"
+LABEL_COMPONENT = "app.kubernetes.io/component"
+LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
+LABEL_SERVICE = f"{GROUP}/inferenceservice"
+ANNOTATION_PAUSED = f"{GROUP}/paused"
+APP_NAME = "pagetide"
+
+# A Service's name is a DNS label (RFC 1123).
+MAX_NAME_LENGTH = 63
+
+# HTTP
+PATH_LIVE = "/livez"
+PATH_READY = "/readyz"
+PATH_HEALTH = "/health"
+PATH_METRICS = "/metrics"
+HEADER_REQUEST_ID = "x-request-id"
+HEADER_REPLICA = "x-pagetide-replica"
+HEADER_SESSION = "x-session-id"
+
+# Environment variables are the field's name in capitals behind this prefix.
+ENV_PREFIX = "PAGETIDE_"
+
+
+def selector_labels(service: str) -> dict[str, str]:
+    """Labels that select the server pods of one InferenceService; they never change once a Deployment exists."""
+    return {LABEL_NAME: APP_NAME, LABEL_COMPONENT: "server", LABEL_SERVICE: service}
+
+
+def headless_name(service: str) -> str:
+    """Name of the headless Service beside the Service `service`."""
+    return f"{service}-replicas"
+
+
+# What is appended to a service's name for its longest-named child limits the name itself.
+MAX_SERVICE_NAME_LENGTH = MAX_NAME_LENGTH - len(headless_name(""))
