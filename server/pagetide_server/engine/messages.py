@@ -115,7 +115,7 @@ class SequenceOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
     scheduled: float = 0.0
     cached_tokens: int = 0
     prompt_logprobs: list[TokenLogprobs | None] | None = None
-    # For finish_reason "error": what went wrong, and who must act: the client (invalid: HTTP 400; queue_full: 429) or us.
+    # For finish_reason "error": what went wrong, and who must act: the client (invalid: 400; queue_full: 429) or us.
     error: str = ""
     error_kind: ErrorKind | None = None
 
