@@ -1,0 +1,256 @@
+"""The engine's loop body: schedule -> forward -> sample -> settle, and what comes of it for each request."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from concurrent.futures import Future
+from typing import Any, Protocol
+
+from pagetide_spec.errors import SettingError
+
+from .messages import (
+    AbortRequest,
+    AddRequest,
+    EngineStats,
+    ErrorKind,
+    Ready,
+    SequenceOutput,
+    StepOutput,
+    Structure,
+    TokenLogprobs,
+)
+from .params import check_prompt
+from .scheduler import RequestRefused, Scheduler, Settled
+from .sequence import Sequence, Step
+
+log = logging.getLogger(__name__)
+
+
+class Runner(Protocol):
+    """What the loop needs of a model (model/runner.py)."""
+
+    def execute(self, step: Step) -> Any:
+        """Logits of the step: `sampling` [sequences, vocabulary], `prompt` {row: [tokens, vocabulary]}."""
+
+
+class Sampler(Protocol):
+    """What the loop needs of a sampler (sampler.py)."""
+
+    def sample(self, logits: Any, sequences: list[Sequence]) -> Any:
+        """One token for each sequence; may change `logits`."""
+
+    def prompt_logprobs(self, logits: Any, next_token_ids: list[int], top: int) -> list[TokenLogprobs]:
+        """The log probability of each next token."""
+
+
+class Grammar(Protocol):
+    """A compiled structure (structure.py)."""
+
+    def matcher(self) -> Any:
+        """State of one answer, at its beginning."""
+
+
+class Compiler(Protocol):
+    """Compiles structures beside the loop (structure.py)."""
+
+    def compile(self, structure: Structure) -> Future[Any]:
+        """A grammar, some time; the future's exception is the client's fault."""
+
+
+@dataclasses.dataclass(slots=True)
+class _Open:
+    """A request between its arrival and its last token."""
+
+    request: AddRequest
+    sequences_left: int
+    scheduled: float = 0.0
+    grammar: Grammar | None = None
+    compiling: Future[Any] | None = None
+    prompt_logprobs: list[TokenLogprobs | None] = dataclasses.field(default_factory=list)
+
+
+class EngineCore:
+    """One model, its KV cache and the requests in it. Not thread-safe: one thread calls everything.
+
+    Attributes:
+        ready: what callers must know of the engine to check requests.
+    """
+
+    def __init__(
+        self, scheduler: Scheduler, runner: Runner, sampler: Sampler, compiler: Compiler, ready: Ready
+    ) -> None:
+        self._scheduler, self._runner, self._sampler, self._compiler = scheduler, runner, sampler, compiler
+        self.ready = ready
+        self._open: dict[str, _Open] = {}
+        self._compiling: dict[str, _Open] = {}
+        self._steps = 0
+
+    # ---- requests in
+
+    def add(self, request: AddRequest) -> list[SequenceOutput]:
+        """Take a request in; the refusal as an error output, or nothing."""
+        if request.request_id in self._open:
+            return [_error(request.request_id, 0, f"request id {request.request_id!r} is in use", "invalid")]
+        entry = _Open(request, sequences_left=request.params.best_of or request.params.n)
+        try:
+            check_prompt(request.prompt_token_ids, self.ready)
+            if request.params.structure is None:
+                self._scheduler.add(request)
+            else:
+                entry.compiling = self._compiler.compile(request.params.structure)
+                self._compiling[request.request_id] = entry
+        except SettingError as error:
+            return [_error(request.request_id, 0, str(error), "invalid")]
+        except RequestRefused as error:
+            return [_error(request.request_id, 0, str(error), error.kind)]
+        self._open[request.request_id] = entry
+        return []
+
+    def abort(self, message: AbortRequest) -> list[SequenceOutput]:
+        """End a request or one of its sequences now; the last output of each sequence that ended by it."""
+        entry = self._compiling.get(message.request_id)
+        if entry is not None and message.index is None:
+            del self._compiling[message.request_id], self._open[message.request_id]
+            return [_ended(message, i) for i in range(entry.sequences_left)]
+        ended = self._scheduler.abort(message.request_id, message.index)
+        for sequence in ended:
+            self._close(sequence)
+        return [_ended(message, s.index) for s in ended]
+
+    def has_work(self) -> bool:
+        """Whether a step would do something now."""
+        return self._scheduler.has_work() or any(e.compiling and e.compiling.done() for e in self._compiling.values())
+
+    def is_waiting(self) -> bool:
+        """Whether a grammar is being compiled that a request waits for."""
+        return bool(self._compiling)
+
+    # ---- one step
+
+    def step(self) -> StepOutput:
+        """Advance every scheduled sequence; what came of it."""
+        started = time.monotonic()
+        outputs = self._admit_compiled()
+        step = self._scheduler.schedule()
+        if step:
+            self._steps += 1
+            self._note_start(step, started)
+            outputs += self._compute(step)
+        now = time.monotonic()
+        return StepOutput(
+            outputs=outputs,
+            stats=self.stats(),
+            time=now,
+            seconds=now - started,
+            tokens=step.num_tokens,
+            sequences=len(step.rows),
+        )
+
+    def stats(self) -> EngineStats:
+        """State and totals as of now."""
+        stats = self._scheduler.stats()
+        stats.steps = self._steps
+        stats.waiting += len(self._compiling)
+        return stats
+
+    def _admit_compiled(self) -> list[SequenceOutput]:
+        """Hand the requests whose grammar is ready to the scheduler."""
+        outputs = []
+        for request_id, entry in list(self._compiling.items()):
+            if entry.compiling is None or not entry.compiling.done():
+                continue
+            del self._compiling[request_id]
+            error = entry.compiling.exception()
+            try:
+                if error is not None:
+                    raise RequestRefused("invalid", str(error))
+                entry.grammar = entry.compiling.result()
+                self._scheduler.add(entry.request)
+            except RequestRefused as refused:
+                del self._open[request_id]
+                outputs.append(_error(request_id, 0, str(refused), refused.kind))
+        return outputs
+
+    def _note_start(self, step: Step, now: float) -> None:
+        for row in step.rows:
+            entry = self._open[row.sequence.request_id]
+            if not entry.scheduled:
+                entry.scheduled = now
+            if entry.grammar is not None:
+                for sequence in (row.sequence, *row.siblings):
+                    sequence.matcher = sequence.matcher or entry.grammar.matcher()
+
+    def _compute(self, step: Step) -> list[SequenceOutput]:
+        """Forward, sample and settle. A failure ends the requests it concerns, never the loop."""
+        sequences = step.sampling()
+        try:
+            logits = self._runner.execute(step)
+            self._score_prompts(step, logits.prompt)
+            sampled = self._sampler.sample(logits.sampling, sequences)
+        except Exception as error:  # whatever a model raises must not take the other requests along
+            log.exception("a step failed; its %d sequences end with an error", len(step.rows))
+            return self._fail({s for row in step.rows for s in (row.sequence, *row.siblings)}, error)
+        outputs = self._fail({sequences[i] for i in sampled.errors}, *sampled.errors.values())
+        logprobs = dict(zip(map(id, sequences), sampled.logprobs, strict=True))
+        for settled in self._scheduler.settle(step, sampled.token_ids):
+            outputs.append(self._output(settled, logprobs.get(id(settled.sequence))))
+        return outputs
+
+    def _score_prompts(self, step: Step, prompt_logits: dict[int, Any]) -> None:
+        for index, logits in prompt_logits.items():
+            row = step.rows[index]
+            sequence = row.sequence
+            entry = self._open[sequence.request_id]
+            if len(entry.prompt_logprobs) > row.start:
+                continue  # computed once more after a preemption
+            entry.prompt_logprobs = entry.prompt_logprobs or [None]
+            targets = sequence.tokens[row.start + 1 : min(row.start + row.count + 1, sequence.prompt_len)]
+            top = sequence.params.prompt_logprobs or 0
+            entry.prompt_logprobs += self._sampler.prompt_logprobs(logits[: len(targets)], targets, top)
+
+    def _output(self, settled: Settled, logprobs: TokenLogprobs | None) -> SequenceOutput:
+        sequence = settled.sequence
+        output = SequenceOutput(
+            request_id=sequence.request_id,
+            index=sequence.index,
+            token_ids=[] if settled.token_id is None else [settled.token_id],
+            logprobs=[] if logprobs is None else [logprobs],
+            finish_reason=settled.finish_reason,
+            stop_token_id=settled.stop_token_id,
+        )
+        if sequence.generated <= 1:
+            entry = self._open[sequence.request_id]
+            output.scheduled = entry.scheduled
+            output.cached_tokens = sequence.cached_tokens
+            if sequence.params.prompt_logprobs is not None and sequence.index == 0:
+                output.prompt_logprobs = entry.prompt_logprobs
+        if settled.finish_reason is not None:
+            self._close(sequence)
+        return output
+
+    def _fail(self, sequences: set[Sequence], *errors: object) -> list[SequenceOutput]:
+        outputs = []
+        for sequence in sequences:
+            for ended in self._scheduler.abort(sequence.request_id, sequence.index):
+                self._close(ended)
+                text = "; ".join(dict.fromkeys(f"{e}" or type(e).__name__ for e in errors))
+                outputs.append(_error(ended.request_id, ended.index, text, "engine"))
+        return outputs
+
+    def _close(self, sequence: Sequence) -> None:
+        entry = self._open.get(sequence.request_id)
+        if entry is None:
+            return
+        entry.sequences_left -= 1
+        if entry.sequences_left <= 0:
+            del self._open[sequence.request_id]
+
+
+def _error(request_id: str, index: int, text: str, kind: ErrorKind) -> SequenceOutput:
+    return SequenceOutput(request_id=request_id, index=index, finish_reason="error", error=text, error_kind=kind)
+
+
+def _ended(message: AbortRequest, index: int) -> SequenceOutput:
+    return SequenceOutput(request_id=message.request_id, index=index, finish_reason=message.reason)
