@@ -19,7 +19,15 @@ from pagetide_spec.config import EngineConfig
 from pagetide_spec.errors import PagetideError, SettingError
 
 from .engine.factory import create_core
-from .engine.messages import AbortRequest, AddRequest, EngineStats, FinishReason, SamplingParams, SequenceOutput, TokenLogprobs
+from .engine.messages import (
+    AbortRequest,
+    AddRequest,
+    EngineStats,
+    FinishReason,
+    SamplingParams,
+    SequenceOutput,
+    TokenLogprobs,
+)
 from .engine.params import check_params, check_prompt
 from .text.detokenizer import Detokenizer
 from .text.tokenizer import Tokenizer

@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 
 import pytest
+
 from pagetide_spec.config import EngineConfig, setting_of, type_of
 from pagetide_spec.errors import SettingError
 from pagetide_spec.flags import (
