@@ -144,17 +144,16 @@ class _Whole:
         weights = self._weights(logits, draws)
         limits = self._sums(weights).sum(-1) * _column([d.params.top_p for d in draws], self._device).squeeze(1)
         tokens = self._pick(weights, [uniform.draw(d.sequence) for d in draws])
-        open_rows = [i for i, d in enumerate(draws) if d.params.top_p < 1]
-        for attempt in itertools.count(1):
-            open_rows = self._reject(weights, tokens, limits, open_rows)
-            if not open_rows:
-                return tokens
-            again = self._pick(weights[open_rows], [uniform.draw(draws[i].sequence, attempt) for i in open_rows])
-            for i, token in zip(open_rows, again, strict=True):
+        rejected = self._reject(weights, tokens, limits, [i for i, d in enumerate(draws) if d.params.top_p < 1])
+        attempt = 0
+        # This ends: every rejection leaves fewer tokens, and the likeliest one is never rejected.
+        while rejected:
+            attempt += 1
+            again = self._pick(weights[rejected], [uniform.draw(draws[i].sequence, attempt) for i in rejected])
+            for i, token in zip(rejected, again, strict=True):
                 tokens[i] = token
-        raise AssertionError(
-            "unreachable: every rejection leaves fewer tokens, and the likeliest one is never rejected"
-        )
+            rejected = self._reject(weights, tokens, limits, rejected)
+        return tokens
 
     def _weights(self, logits: torch.Tensor, draws: list[Draw]) -> torch.Tensor:
         """exp((logit - largest) / temperature), 0 below min_p: [rows, blocks * _BLOCK] float32."""
