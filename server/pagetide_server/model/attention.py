@@ -1,0 +1,156 @@
+"""Our paged attention as an implementation of transformers' attention interface.
+
+A network loaded with `attn_implementation=ATTENTION_NAME` calls `forward` in every attention layer. What the batch
+looks like comes with the call: the runner passes a `StepAttention` to the network as the keyword `paged`, and the
+network hands unknown keywords down to its layers.
+
+No mask function is registered under the name, on purpose: transformers then builds no mask, and does not look for
+packed sequences in the positions either (which on a GPU would wait for the device).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from pagetide_kernels.paged_attention import make_plan, paged_attention
+from pagetide_kernels.reshape_and_cache import reshape_and_cache
+from pagetide_kernels.torch_attention import Plan
+
+from ..engine.batch import Batch
+
+ATTENTION_NAME = "pagetide"
+
+# Keywords that networks hand to attention and that change nothing in inference without masks and padding.
+HARMLESS = frozenset(
+    "cache cache_position cu_seq_lens_k cu_seq_lens_q dropout is_causal max_length_k max_length_q output_attentions "
+    "output_hidden_states output_router_logits past_key_values position_ids return_dict use_cache".split()
+)
+
+
+class PagedKeywordLost(Exception):
+    """A network does not hand unknown keywords down to its attention layers; `relay` helps."""
+
+
+class Attends(Protocol):
+    """What answers the attention calls of one forward pass."""
+
+    def attend(
+        self,
+        layer: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float,
+        sliding_window: int | None,
+        soft_cap: float | None,
+        others: dict[str, Any],
+    ) -> torch.Tensor:
+        """query [T, heads, head_dim], key and value [T, kv_heads, head_dim] -> [T, heads, head_dim]."""
+        ...
+
+
+def register() -> None:
+    """Make the implementation known to transformers; calling it again changes nothing."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(ATTENTION_NAME, forward)
+
+
+def forward(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    *,
+    paged: Attends | None = None,
+    **others: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attention of one layer, as transformers calls it: [1, heads, T, head_dim] in, [1, T, heads, head_dim] out.
+
+    Raises:
+        PagedKeywordLost: the keyword `paged` did not get here.
+    """
+    if paged is None:
+        raise PagedKeywordLost(type(module).__name__)
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if attention_mask is not None:
+        others["attention_mask"] = attention_mask
+    rows = (t[0].transpose(0, 1) for t in (query, key, value))
+    return paged.attend(module, *rows, scale, sliding_window, softcap, others)[None], None
+
+
+class StepAttention:
+    """Attention of one step: writes the new keys and values into the cache, then reads it through the block tables."""
+
+    def __init__(self, batch: Batch, caches: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        self.batch, self.caches = batch, caches
+        # Layers of equal window and cache shape share a plan.
+        self._plans: dict[tuple[int | None, torch.Size], Plan] = {}
+
+    def attend(
+        self,
+        layer: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float,
+        sliding_window: int | None,
+        soft_cap: float | None,
+        others: dict[str, Any],
+    ) -> torch.Tensor:
+        """See `Attends`; the layer's `layer_idx` says which cache is its own. Changes that cache."""
+        batch = self.batch
+        key_cache, value_cache = self.caches[layer.layer_idx]  # type: ignore[index]
+        reshape_and_cache(key, value, key_cache, value_cache, batch.slots)
+        return paged_attention(
+            query,
+            key_cache,
+            value_cache,
+            batch.block_tables,
+            batch.context_lens,
+            batch.query_starts,
+            batch.max_query_len,
+            batch.max_context_len,
+            scale,
+            sliding_window,
+            soft_cap,
+            self._plan(sliding_window, key_cache.shape),
+        )
+
+    def _plan(self, window: int | None, shape: torch.Size) -> Plan:
+        known = self._plans.get((window, shape))
+        if known is None:
+            batch = self.batch
+            known = make_plan(batch.block_tables, batch.context_lens, batch.query_starts, shape, window)
+            self._plans[window, shape] = known
+        return known
+
+
+def relay(network: torch.nn.Module) -> None:
+    """Bring the keyword `paged` to the attention layers of a network whose decoder layers drop it.
+
+    Adds hooks to this one network: its forward pass leaves the keyword with them, each attention layer takes it up.
+    """
+    held: dict[str, Attends] = {}
+
+    def take(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        held["paged"] = kwargs["paged"]
+
+    def give(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        return args, {**kwargs, **held}
+
+    def drop(module: torch.nn.Module, args: Any, output: Any) -> None:
+        held.clear()
+
+    outermost = {network, getattr(network, network.base_model_prefix, network)}
+    for module in outermost:
+        module.register_forward_pre_hook(take, with_kwargs=True)
+    network.register_forward_hook(drop, always_call=True)
+    for module in network.modules():
+        if module not in outermost and isinstance(getattr(module, "layer_idx", None), int):
+            module.register_forward_pre_hook(give, with_kwargs=True)

@@ -1,0 +1,151 @@
+"""Load a network with its weights, ready for the runner."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import torch
+from pagetide_spec.config import EngineConfig
+from pagetide_spec.errors import PagetideError, SettingError
+
+from .attention import ATTENTION_NAME, relay
+from .files import Progress, read_json, resolve, silent, tensor_headers, weight_files
+from .network import Layer, Shape, examine
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadedModel:
+    """A network on its device, in inference mode, and what the engine must know of it.
+
+    `vocab_size` is the width of the logits, `layers` the attention layers in order, `attention_name` what the metric
+    `engine_info` shows.
+    """
+
+    network: Any
+    hf_config: Any
+    device: torch.device
+    dtype: torch.dtype
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    attention_name: str
+    layers: list[Layer]
+
+
+def load(config: EngineConfig, progress: Progress = silent) -> LoadedModel:
+    """Find, check and load the model of `config`; `progress(stage, fraction)` is told how far it is.
+
+    Raises:
+        SettingError: the model is missing, incomplete or cannot be served; says what to change.
+        PagetideError: it cannot be downloaded or converted.
+    """
+    folder = resolve(config, progress)
+    hf_config = read_config(folder, config)
+    max_model_len = window(hf_config, config)
+    for path in weight_files(folder, config):
+        tensor_headers(path, config)
+    progress("building the network", 0.0)
+    shape = examine(hf_config, config)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    dtype = dtype_of(hf_config, config, device)
+    progress("loading weights", 0.0)
+    network = _load_weights(folder, config, dtype, device, shape)
+    progress("loading weights", 1.0)
+    return LoadedModel(
+        network=network,
+        hf_config=hf_config,
+        device=device,
+        dtype=dtype,
+        max_model_len=max_model_len,
+        vocab_size=shape.vocab_size,
+        eos_token_ids=_eos_token_ids(folder, hf_config, config),
+        attention_name="paged-torch",
+        layers=shape.layers,
+    )
+
+
+def read_config(folder: Path, config: EngineConfig) -> Any:
+    """transformers' configuration of the model in `folder`.
+
+    Raises:
+        SettingError: there is none, or transformers does not know the model.
+    """
+    from transformers import AutoConfig
+
+    stated = read_json(folder / "config.json", config)
+    if "model_type" not in stated:
+        raise SettingError("model", config.model, "config.json names no model_type")
+    if "auto_map" in stated and not config.trust_remote_code:
+        from transformers import CONFIG_MAPPING
+
+        if stated["model_type"] not in CONFIG_MAPPING:
+            problem = "comes with its own Python code; set trust_remote_code if you trust it"
+            raise SettingError("model", config.model, problem)
+    try:
+        return AutoConfig.from_pretrained(folder, trust_remote_code=config.trust_remote_code)
+    except (ValueError, KeyError, TypeError, OSError, AttributeError) as error:
+        line = " ".join(str(error).split())[:200]
+        raise SettingError("model", config.model, f"transformers cannot read its config.json: {line}") from error
+
+
+def window(hf_config: Any, config: EngineConfig) -> int:
+    """The longest prompt plus answer.
+
+    Raises:
+        SettingError: `max_model_len` is more than the model allows.
+    """
+    text = hf_config.get_text_config()
+    limit = getattr(text, "max_position_embeddings", None)
+    if limit is None:
+        if config.max_model_len is None:
+            raise SettingError("max_model_len", None, "the model states no window; set it")
+        return config.max_model_len
+    if config.max_model_len is not None and config.max_model_len > limit:
+        raise SettingError("max_model_len", config.max_model_len, f"the model allows at most {limit}")
+    return config.max_model_len or int(limit)
+
+
+def dtype_of(hf_config: Any, config: EngineConfig, device: torch.device) -> torch.dtype:
+    """The type of weights and KV cache; auto is float32 on a CPU and the model's own on a GPU."""
+    if config.dtype != "auto":
+        return getattr(torch, config.dtype)  # type: ignore[no-any-return]
+    own = getattr(hf_config, "dtype", None)
+    return own if device.type == "cuda" and isinstance(own, torch.dtype) else torch.float32
+
+
+def _load_weights(folder: Path, config: EngineConfig, dtype: torch.dtype, device: torch.device, shape: Shape) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    try:
+        network, info = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=dtype,
+            attn_implementation=ATTENTION_NAME,
+            trust_remote_code=config.trust_remote_code,
+            output_loading_info=True,
+            use_safetensors=True,
+            local_files_only=True,
+        )
+    except (ValueError, RuntimeError, OSError, KeyError) as error:
+        line = " ".join(str(error).split())[:300]
+        raise PagetideError(f"model: {config.model!r}: loading its weights failed: {line}") from error
+    missing = sorted(info["missing_keys"])
+    if missing:
+        some = ", ".join(missing[:3]) + (" ..." if len(missing) > 3 else "")
+        raise SettingError("model", config.model, f"{len(missing)} tensors are missing in its weights: {some}")
+    if shape.relayed:
+        relay(network)
+    return network.to(device).eval().requires_grad_(False)
+
+
+def _eos_token_ids(folder: Path, hf_config: Any, config: EngineConfig) -> tuple[int, ...]:
+    """Ids that end an answer, from generation_config.json, else config.json."""
+    path = folder / "generation_config.json"
+    stated = read_json(path, config).get("eos_token_id") if path.is_file() else None
+    if stated is None:
+        stated = getattr(hf_config.get_text_config(), "eos_token_id", None)
+    if stated is None:
+        return ()
+    return tuple(stated) if isinstance(stated, list) else (stated,)
