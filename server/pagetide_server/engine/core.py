@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from concurrent.futures import Future
 from typing import Any, Protocol
 
-from pagetide_spec.errors import SettingError
+from pagetide_spec.errors import PagetideError, SettingError
 
 from .messages import (
     AbortRequest,
@@ -21,7 +20,8 @@ from .messages import (
     Structure,
     TokenLogprobs,
 )
-from .params import check_prompt
+from .limits import answers
+from .params import check_token_ids
 from .scheduler import RequestRefused, Scheduler, Settled
 from .sequence import Sequence, Step
 
@@ -52,11 +52,18 @@ class Grammar(Protocol):
         """State of one answer, at its beginning."""
 
 
+class Compilation(Protocol):
+    """A structure on its way to a grammar (structure.py)."""
+
+    def poll(self) -> Grammar | None:
+        """The grammar, or None while it is not ready; raises a PagetideError that is the client's fault."""
+
+
 class Compiler(Protocol):
     """Compiles structures beside the loop (structure.py)."""
 
-    def compile(self, structure: Structure) -> Future[Any]:
-        """A grammar, some time; the future's exception is the client's fault."""
+    def compile(self, structure: Structure) -> Compilation:
+        """Start to compile; never raises."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -67,8 +74,8 @@ class _Open:
     sequences_left: int
     scheduled: float = 0.0
     grammar: Grammar | None = None
-    compiling: Future[Any] | None = None
-    prompt_logprobs: list[TokenLogprobs | None] = dataclasses.field(default_factory=list)
+    # Of the prompt's tokens so far; None when they were not asked for, or have been delivered.
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
 
 
 class EngineCore:
@@ -84,8 +91,7 @@ class EngineCore:
         self._scheduler, self._runner, self._sampler, self._compiler = scheduler, runner, sampler, compiler
         self.ready = ready
         self._open: dict[str, _Open] = {}
-        self._compiling: dict[str, _Open] = {}
-        self._steps = 0
+        self._compiling: dict[str, Compilation] = {}
 
     # ---- requests in
 
@@ -93,14 +99,15 @@ class EngineCore:
         """Take a request in; the refusal as an error output, or nothing."""
         if request.request_id in self._open:
             return [_error(request.request_id, 0, f"request id {request.request_id!r} is in use", "invalid")]
-        entry = _Open(request, sequences_left=request.params.best_of or request.params.n)
+        entry = _Open(request, sequences_left=answers(request.params))
+        if request.params.prompt_logprobs is not None:
+            entry.prompt_logprobs = [None]
         try:
-            check_prompt(request.prompt_token_ids, self.ready)
+            check_token_ids(request.prompt_token_ids, self.ready.vocab_size, "prompt")
             if request.params.structure is None:
                 self._scheduler.add(request)
             else:
-                entry.compiling = self._compiler.compile(request.params.structure)
-                self._compiling[request.request_id] = entry
+                self._compiling[request.request_id] = self._compiler.compile(request.params.structure)
         except SettingError as error:
             return [_error(request.request_id, 0, str(error), "invalid")]
         except RequestRefused as error:
@@ -110,21 +117,27 @@ class EngineCore:
 
     def abort(self, message: AbortRequest) -> list[SequenceOutput]:
         """End a request or one of its sequences now; the last output of each sequence that ended by it."""
-        entry = self._compiling.get(message.request_id)
-        if entry is not None and message.index is None:
-            del self._compiling[message.request_id], self._open[message.request_id]
-            return [_ended(message, i) for i in range(entry.sequences_left)]
+        if message.request_id in self._compiling:
+            return self._abort_compiling(message)
         ended = self._scheduler.abort(message.request_id, message.index)
         for sequence in ended:
             self._close(sequence)
         return [_ended(message, s.index) for s in ended]
 
+    def _abort_compiling(self, message: AbortRequest) -> list[SequenceOutput]:
+        # One answer of several cannot leave before the scheduler knows of them: it is computed, and then ignored.
+        if message.index is not None and self._open[message.request_id].sequences_left > 1:
+            return []
+        del self._compiling[message.request_id]
+        entry = self._open.pop(message.request_id)
+        return [_ended(message, i) for i in range(entry.sequences_left)]
+
     def has_work(self) -> bool:
-        """Whether a step would do something now."""
-        return self._scheduler.has_work() or any(e.compiling and e.compiling.done() for e in self._compiling.values())
+        """Whether a step would compute something now."""
+        return self._scheduler.has_work()
 
     def is_waiting(self) -> bool:
-        """Whether a grammar is being compiled that a request waits for."""
+        """Whether a request waits for its grammar to be compiled; `step` takes it up when it is."""
         return bool(self._compiling)
 
     # ---- one step
@@ -135,7 +148,6 @@ class EngineCore:
         outputs = self._admit_compiled()
         step = self._scheduler.schedule()
         if step:
-            self._steps += 1
             self._note_start(step, started)
             outputs += self._compute(step)
         now = time.monotonic()
@@ -151,26 +163,26 @@ class EngineCore:
     def stats(self) -> EngineStats:
         """State and totals as of now."""
         stats = self._scheduler.stats()
-        stats.steps = self._steps
         stats.waiting += len(self._compiling)
         return stats
 
     def _admit_compiled(self) -> list[SequenceOutput]:
         """Hand the requests whose grammar is ready to the scheduler."""
         outputs = []
-        for request_id, entry in list(self._compiling.items()):
-            if entry.compiling is None or not entry.compiling.done():
-                continue
-            del self._compiling[request_id]
-            error = entry.compiling.exception()
+        for request_id, compilation in list(self._compiling.items()):
+            entry = self._open[request_id]
             try:
-                if error is not None:
-                    raise RequestRefused("invalid", str(error))
-                entry.grammar = entry.compiling.result()
+                entry.grammar = compilation.poll()
+                if entry.grammar is None:
+                    continue
                 self._scheduler.add(entry.request)
-            except RequestRefused as refused:
+            except RequestRefused as error:
+                outputs.append(_error(request_id, 0, str(error), error.kind))
+            except PagetideError as error:
+                outputs.append(_error(request_id, 0, str(error), "invalid"))
+            del self._compiling[request_id]
+            if outputs and outputs[-1].request_id == request_id:
                 del self._open[request_id]
-                outputs.append(_error(request_id, 0, str(refused), refused.kind))
         return outputs
 
     def _note_start(self, step: Step, now: float) -> None:
@@ -191,9 +203,9 @@ class EngineCore:
             sampled = self._sampler.sample(logits.sampling, sequences)
         except Exception as error:  # whatever a model raises must not take the other requests along
             log.exception("a step failed; its %d sequences end with an error", len(step.rows))
-            return self._fail({s for row in step.rows for s in (row.sequence, *row.siblings)}, error)
-        outputs = self._fail({sequences[i] for i in sampled.errors}, *sampled.errors.values())
-        logprobs = dict(zip(map(id, sequences), sampled.logprobs, strict=True))
+            return [out for row in step.rows for s in (row.sequence, *row.siblings) for out in self._fail(s, error)]
+        outputs = [out for i, error in sampled.errors.items() for out in self._fail(sequences[i], error)]
+        logprobs = {id(s): found for s, found in zip(sequences, sampled.logprobs, strict=True) if found is not None}
         for settled in self._scheduler.settle(step, sampled.token_ids):
             outputs.append(self._output(settled, logprobs.get(id(settled.sequence))))
         return outputs
@@ -202,13 +214,12 @@ class EngineCore:
         for index, logits in prompt_logits.items():
             row = step.rows[index]
             sequence = row.sequence
-            entry = self._open[sequence.request_id]
-            if len(entry.prompt_logprobs) > row.start:
+            scored = self._open[sequence.request_id].prompt_logprobs
+            if scored is None or len(scored) > row.start + 1:
                 continue  # computed once more after a preemption
-            entry.prompt_logprobs = entry.prompt_logprobs or [None]
             targets = sequence.tokens[row.start + 1 : min(row.start + row.count + 1, sequence.prompt_len)]
             top = sequence.params.prompt_logprobs or 0
-            entry.prompt_logprobs += self._sampler.prompt_logprobs(logits[: len(targets)], targets, top)
+            scored += self._sampler.prompt_logprobs(logits[: len(targets)], targets, top)
 
     def _output(self, settled: Settled, logprobs: TokenLogprobs | None) -> SequenceOutput:
         sequence = settled.sequence
@@ -224,20 +235,20 @@ class EngineCore:
             entry = self._open[sequence.request_id]
             output.scheduled = entry.scheduled
             output.cached_tokens = sequence.cached_tokens
-            if sequence.params.prompt_logprobs is not None and sequence.index == 0:
-                output.prompt_logprobs = entry.prompt_logprobs
+            output.prompt_logprobs, entry.prompt_logprobs = entry.prompt_logprobs, None
         if settled.finish_reason is not None:
             self._close(sequence)
+        elif sequence.matcher is not None and settled.token_id is not None:
+            sequence.matcher.accept(settled.token_id)
         return output
 
-    def _fail(self, sequences: set[Sequence], *errors: object) -> list[SequenceOutput]:
-        outputs = []
-        for sequence in sequences:
-            for ended in self._scheduler.abort(sequence.request_id, sequence.index):
-                self._close(ended)
-                text = "; ".join(dict.fromkeys(f"{e}" or type(e).__name__ for e in errors))
-                outputs.append(_error(ended.request_id, ended.index, text, "engine"))
-        return outputs
+    def _fail(self, sequence: Sequence, error: object) -> list[SequenceOutput]:
+        """End a sequence, and those that wait for its prompt, with an error."""
+        ended = self._scheduler.fail(sequence)
+        for each in ended:
+            self._close(each)
+        text = str(error) or type(error).__name__
+        return [_error(each.request_id, each.index, text, "engine") for each in ended]
 
     def _close(self, sequence: Sequence) -> None:
         entry = self._open.get(sequence.request_id)
