@@ -91,3 +91,17 @@ SERVER_METRICS: dict[str, Metric] = {
         _histogram("engine_step_sequences", "Sequences in one step.", SEQUENCE_BUCKETS),
     )
 }
+
+# The gateway's own; `model_name` is empty for a request that names no known model.
+GATEWAY_METRICS: dict[str, Metric] = {
+    m.name: m
+    for m in (
+        _counter("gateway_requests_total", "Requests answered, by the status that the client got.", "code"),
+        _counter("gateway_retries_total", "Attempts that failed before the first byte and went to another replica."),
+        _counter("gateway_broken_streams_total", "Answers whose replica broke off after the first byte."),
+        _counter("gateway_client_disconnects_total", "Requests whose client left before its answer was complete."),
+        _gauge("gateway_requests_in_flight", "Requests sent to a replica and not yet answered in full."),
+        _gauge("gateway_replicas", "Replicas by state: ready, draining or unready.", "state"),
+        _histogram("gateway_first_byte_seconds", "Arrival to the first byte of the replica's answer.", LATENCY_BUCKETS),
+    )
+}

@@ -10,7 +10,10 @@ from .messages import AddRequest, SamplingParams
 
 
 class Status(enum.Enum):
-    """Where a sequence stands; each lies in exactly one of the scheduler's queues."""
+    """Where a sequence stands; each lies in exactly one of the scheduler's queues.
+
+    An answer of a request with several whose prompt is not yet computed waits with its first answer (`pending`).
+    """
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -24,6 +27,16 @@ class Sequence:
     `tokens` is prompt and answer; `computed` counts the leading tokens whose keys and values lie in `blocks`. A running
     sequence has `len(blocks) * block_size >= computed`. After a preemption by recompute `computed` is 0 again, and the
     answer so far is computed anew like a prompt; nothing is sampled twice.
+
+    Attributes:
+        order: importance; the smallest goes first and is preempted last.
+        limit: `len(tokens)` at which the sequence ends, from `max_tokens` and the model's window.
+        min_length: `len(tokens)` up to which no token ends it, from `min_tokens`.
+        end_ids: tokens that end it.
+        keys: prefix-cache keys of its leading full blocks, as far as they were needed.
+        registered: leading blocks that were offered to the prefix cache since the sequence got its blocks.
+        pending: the request's other answers, which join when this one's prompt is computed.
+        cached_tokens: prompt tokens that the prefix cache saved when the request started.
     """
 
     __slots__ = (
@@ -31,11 +44,18 @@ class Sequence:
         "blocks",
         "cached_tokens",
         "computed",
+        "end_ids",
         "host_blocks",
         "index",
+        "keys",
+        "limit",
         "matcher",
+        "min_length",
+        "order",
+        "pending",
         "priority",
         "prompt_len",
+        "registered",
         "request",
         "status",
         "tokens",
@@ -46,12 +66,19 @@ class Sequence:
         self.arrival_order = arrival_order
         self.index = index
         self.priority = request.priority
+        self.order = (0, arrival_order, index)
         self.tokens: list[int] = list(request.prompt_token_ids)
         self.prompt_len = len(self.tokens)
+        self.limit = self.prompt_len
+        self.min_length = self.prompt_len + request.params.min_tokens
+        self.end_ids: frozenset[int] = frozenset()
         self.computed = 0
         self.cached_tokens = 0
         self.blocks: list[int] = []
         self.host_blocks: list[int] = []
+        self.keys: list[bytes] = []
+        self.registered = 0
+        self.pending: list[Sequence] = []
         self.status = Status.WAITING
         # State of the structured answer (structure.py), if one was asked for; the scheduler does not look at it.
         self.matcher: Any = None
@@ -70,6 +97,14 @@ class Sequence:
     def generated(self) -> int:
         """Tokens of the answer so far."""
         return len(self.tokens) - self.prompt_len
+
+    @property
+    def slots(self) -> int:
+        """Places that it takes in the running batch: its own, and those kept for answers yet to join."""
+        return 1 + len(self.pending)
+
+    def __repr__(self) -> str:
+        return f"<{self.request_id}[{self.index}] {self.status.value} {self.computed}/{len(self.tokens)}>"
 
 
 @dataclasses.dataclass(slots=True)
@@ -91,14 +126,21 @@ class Row:
 class Step:
     """What to do now, in this order: swap out, swap in, copy blocks, compute the rows (decodes first), sample.
 
-    Block pairs are (from, to). Within one step no block is both source of one list and target of a later one unless
-    that order is meant.
+    Block pairs are (from, to): `swap_out` from device to host, `swap_in` from host to device, `copies` within the
+    device. No block is the target of two pairs of a list. A block may be the source of one copy and the target of
+    another; the source's old content is meant, and never the result of a copy of the same step.
+
+    Attributes:
+        started: leading sequences of requests that were never scheduled before this step.
+        preempted: sequences that gave way in this step.
     """
 
     rows: list[Row] = dataclasses.field(default_factory=list)
     swap_out: list[tuple[int, int]] = dataclasses.field(default_factory=list)
     swap_in: list[tuple[int, int]] = dataclasses.field(default_factory=list)
     copies: list[tuple[int, int]] = dataclasses.field(default_factory=list)
+    started: list[Sequence] = dataclasses.field(default_factory=list)
+    preempted: list[Sequence] = dataclasses.field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:
@@ -106,7 +148,7 @@ class Step:
         return sum(row.count for row in self.rows)
 
     def __bool__(self) -> bool:
-        return bool(self.rows)
+        return bool(self.rows or self.swap_out)
 
     def sampling(self) -> list[Sequence]:
         """The sequences that get a token in this step, in row order, each row's siblings behind it."""

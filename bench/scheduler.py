@@ -1,0 +1,69 @@
+"""Time of the scheduler alone: one step of N decoding sequences, planned and settled, on one core.
+
+    python bench/scheduler.py [--steps 300]
+
+Prints, for growing N, milliseconds a step and microseconds a sequence: the latter stay level when growth is linear.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+
+from pagetide_server.engine.messages import AddRequest, SamplingParams
+from pagetide_server.engine.scheduler import Scheduler, SchedulerConfig
+
+BLOCK_SIZE = 16
+PROMPT = 64
+SIZES = (64, 128, 256, 512, 1024, 2048)
+
+
+def decoding(count: int, steps: int) -> Scheduler:
+    """A scheduler with `count` sequences whose prompts are computed and which decode for `steps` more steps."""
+    length = PROMPT + steps + 8
+    config = SchedulerConfig(
+        block_size=BLOCK_SIZE,
+        num_blocks=count * (length // BLOCK_SIZE + 2),
+        num_swap_blocks=0,
+        max_num_seqs=count,
+        max_num_batched_tokens=count * (PROMPT + 1),
+        max_model_len=length + 1,
+        max_queue_len=count,
+        eos_token_ids=frozenset({1}),
+    )
+    scheduler = Scheduler(config)
+    for i in range(count):
+        prompt = [2 + (i + j) % 30000 for j in range(PROMPT)]
+        params = SamplingParams(max_tokens=steps + 8)
+        scheduler.add(AddRequest(request_id=str(i), prompt_token_ids=prompt, params=params, arrival=0.0))
+    step = scheduler.schedule()
+    scheduler.settle(step, [7] * count)
+    return scheduler
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=300, help="steps to time for each size")
+    steps = parser.parse_args().steps
+    print(f"{'sequences':>9} {'ms/step median':>15} {'p99':>8} {'us/sequence':>12}")
+    for count in SIZES:
+        times = sorted(timed_steps(count, steps))
+        median = statistics.median(times)
+        print(f"{count:9} {median * 1e3:15.3f} {times[int(len(times) * 0.99)] * 1e3:8.3f} {median / count * 1e6:12.2f}")
+
+
+def timed_steps(count: int, steps: int) -> list[float]:
+    """Seconds of each of `steps` steps that decode one token for each of `count` sequences."""
+    scheduler = decoding(count, steps)
+    token_ids, seconds = [7] * count, []
+    for _ in range(steps):
+        start = time.perf_counter()
+        step = scheduler.schedule()
+        scheduler.settle(step, token_ids)
+        seconds.append(time.perf_counter() - start)
+    return seconds
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""Gateway, supervisor and the person at the terminal, brought together in one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from pagetide_gateway.app import Gateway
+from pagetide_gateway.listen import GatewayServer
+from pagetide_gateway.registry import Registry
+
+from .plan import EXIT_WRONG_SETTING
+from .process import last_line
+from .service import LocalService
+from .show import Progress, print_table
+from .status import ReplicaStatus, State, describe, is_complete, is_ready
+from .supervisor import ReplicaCommand, Slot, Supervisor
+
+PATH_STATUS = "/status"
+_LOOK_S = 0.1
+
+
+class Runner:
+    """One run of `pagetide up` on a bound socket."""
+
+    def __init__(
+        self, services: Sequence[LocalService], listener: socket.socket, logs: Path, command: ReplicaCommand
+    ) -> None:
+        registry = Registry()
+        self._supervisor = Supervisor(services, registry, logs, command)
+        gateway = Gateway(registry, extra_routes=[Route(PATH_STATUS, self._serve_status)])
+        drain_s = max((s.drain_seconds for s in services), default=0.0)
+        self._server = GatewayServer(gateway, drain_s=drain_s)
+        self._listener, self._logs = listener, logs
+        self._created = time.time()
+        self._ending = asyncio.Event()
+
+    async def run(self) -> int:
+        """Until a signal comes, or it is certain that no service can ever be ready.
+
+        Returns:
+            The exit code. By then every process has ended.
+        """
+        self._take_signals()
+        serving = asyncio.create_task(self._server.serve(sockets=[self._listener]))
+        supervising = asyncio.create_task(self._supervisor.run())
+        telling = asyncio.create_task(self._tell())
+        ending = asyncio.create_task(self._ending.wait())
+        try:
+            await asyncio.wait({serving, supervising, telling, ending}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (telling, ending):
+                task.cancel()
+            self._server.stop()
+            await self._supervisor.close()
+        await serving
+        await supervising
+        try:
+            return await telling
+        except asyncio.CancelledError:
+            return 0
+
+    def _take_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._on_signal)
+
+    def _on_signal(self) -> None:
+        if self._ending.is_set():
+            self._server.stop(now=True)
+            self._supervisor.kill()
+            return
+        self._ending.set()
+        print("stopping; requests under way may finish (once more: at once)", file=sys.stderr, flush=True)
+
+    async def _tell(self) -> int:
+        """Progress, then the table and the address, then each change; returns when all hope is lost."""
+        print(f"logs of replicas: {self._logs}", file=sys.stderr, flush=True)
+        with Progress("starting") as progress:
+            while not all(_has_settled(s) for s in self.status()):
+                progress.update(_summary(self.status()))
+                await asyncio.sleep(_LOOK_S)
+        print_table(self.status())
+        if not self._is_hopeless():
+            print(f"listening on {url_of(self._listener)}", flush=True)
+        before: dict[str, bool] = {s["name"]: is_ready(s) for s in self.status()}
+        while not self._is_hopeless():
+            await asyncio.sleep(_LOOK_S)
+            before = _tell_changes(before, self.status())
+        print("pagetide up: no service can ever be ready", file=sys.stderr)
+        return EXIT_WRONG_SETTING
+
+    def _is_hopeless(self) -> bool:
+        states = [(s["desiredReplicas"], [p["state"] for p in s["pods"]]) for s in self.status()]
+        return all(desired > 0 and states.count("broken") == desired for desired, states in states)
+
+    def status(self) -> list[dict[str, Any]]:
+        """Every service as `/status` tells it."""
+        now = time.time()
+        return [
+            describe(service, [self._replica_status(s) for s in self._supervisor.slots_of(service)], self._created, now)
+            for service in self._supervisor.services.values()
+        ]
+
+    def _replica_status(self, slot: Slot) -> ReplicaStatus:
+        routed = self._supervisor.routed(slot)
+        state: State = "starting"
+        message = last_line(slot.log)
+        if slot.broken or slot.process is None:
+            state, message = "broken" if slot.broken else "waiting", slot.reason
+        elif slot.is_stopping:
+            state, message = "draining", ""
+        elif routed and routed.health.ready:
+            state, message = "ready", ""
+        pid = slot.process.pid if slot.process else None
+        return ReplicaStatus(slot.name, state, message, slot.url, pid, slot.restarts, str(slot.log))
+
+    async def _serve_status(self, request: Request) -> JSONResponse:
+        return JSONResponse({"url": url_of(self._listener), "services": self.status()})
+
+
+def url_of(listener: socket.socket) -> str:
+    """The address that clients of this machine use."""
+    host, port = listener.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"
+
+
+def _has_settled(described: Mapping[str, Any]) -> bool:
+    """All its replicas are ready or have failed at least once."""
+    pods = described["pods"]
+    return is_complete(described) or (
+        len(pods) == described["desiredReplicas"]
+        and all(p["state"] in ("ready", "broken", "waiting") or p["restarts"] for p in pods)
+    )
+
+
+def _summary(services: Sequence[Mapping[str, Any]]) -> str:
+    """One line on what is not ready yet."""
+    waiting = [s for s in services if not is_complete(s)]
+    return "; ".join(f"{s['name']} {s['readyReplicas']}/{s['desiredReplicas']}, {_message(s)}" for s in waiting)
+
+
+def _message(described: Mapping[str, Any]) -> str:
+    return str(described["conditions"][0]["message"])
+
+
+def _tell_changes(before: Mapping[str, bool], services: Sequence[Mapping[str, Any]]) -> dict[str, bool]:
+    now = {s["name"]: is_ready(s) for s in services}
+    for service in services:
+        if now[service["name"]] != before.get(service["name"]):
+            word = "Ready" if now[service["name"]] else "not Ready"
+            print(f"{service['name']} is {word}: {_message(service)}", flush=True)
+    return now

@@ -1,0 +1,123 @@
+"""An InferenceService as this machine runs it: which model on disk, how many processes, which command."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pagetide_spec.errors import SettingError
+from pagetide_spec.flags import to_arguments
+from pagetide_spec.resource import InferenceService, ModelSource
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalService:
+    """What one resource means here.
+
+    Attributes:
+        model_name: what clients give as `model`.
+        uri: of the model, as in the resource.
+        model: the server's MODEL argument.
+        settings: EngineConfig field names to values.
+        environment: variables beside those of this process.
+        notes: parts of the resource that have no effect here.
+    """
+
+    name: str
+    namespace: str
+    model_name: str
+    uri: str
+    model: str
+    replicas: int
+    drain_seconds: float
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def localize(service: InferenceService, volumes: Path) -> LocalService:
+    """The service on this machine; `pvc://claim/path` lies under `volumes`.
+
+    Raises:
+        SettingError: the model's file or folder is not there, or a variable has no name.
+    """
+    model = service.model
+    settings = {
+        "revision": model.revision,
+        # The server gives its streams as long as the resource does, unless the resource says otherwise.
+        "shutdown_timeout_s": float(service.drain_seconds),
+        **service.engine,
+        "served_model_name": model.served_name,
+    }
+    environment, left_out = _environment(service.template)
+    return LocalService(
+        name=service.name,
+        namespace=service.namespace,
+        model_name=model.served_name,
+        uri=model.uri,
+        model=model_argument(model, volumes),
+        replicas=_replicas(service),
+        drain_seconds=float(service.drain_seconds),
+        settings=settings,
+        environment=environment,
+        notes=tuple(_notes(service)) + left_out,
+    )
+
+
+def model_argument(model: ModelSource, volumes: Path) -> str:
+    """The server's MODEL argument: a hub id or an existing path.
+
+    Raises:
+        SettingError: there is nothing at the path.
+    """
+    if model.scheme == "hf":
+        return model.path
+    path = Path(model.path)
+    if model.scheme == "pvc":
+        path = volumes / (model.claim or "") / model.path
+    path = path.absolute()
+    if not path.exists():
+        raise SettingError("spec.model.uri", model.uri, f"nothing at {path}")
+    return str(path)
+
+
+def replica_command(service: LocalService, port: int) -> list[str]:
+    """Command line of one replica that listens on a loopback port."""
+    settings = {**service.settings, "host": "127.0.0.1", "port": port}
+    return [sys.executable, "-m", "pagetide_server", service.model, *to_arguments(settings)]
+
+
+def _replicas(service: InferenceService) -> int:
+    if service.replicas is not None:
+        return service.replicas
+    return max(1, service.autoscaling.min_replicas) if service.autoscaling else 1
+
+
+def _environment(template: Mapping[str, Any]) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Plain variables of `spec.template.env`, and a note on each other part of the template."""
+    variables: dict[str, str] = {}
+    notes = [f"spec.template.{key}" for key in template if key != "env"]
+    for index, entry in enumerate(template.get("env", [])):
+        name = entry.get("name")
+        if not isinstance(name, str) or not name or "=" in name:
+            raise SettingError(f"spec.template.env[{index}].name", name, "must be the name of a variable")
+        if "valueFrom" in entry:
+            notes.append(f"spec.template.env[{index}].valueFrom ({name})")
+        else:
+            variables[name] = str(entry.get("value", ""))
+    return variables, tuple(notes)
+
+
+def _notes(service: InferenceService) -> list[str]:
+    present = {
+        "spec.autoscaling": service.autoscaling,
+        "spec.apiKeySecretRef": service.api_key_secret,
+        "spec.model.tokenSecretRef (set HF_TOKEN instead)": service.model.token_secret,
+        "spec.resources": service.resources,
+        "spec.image": service.image,
+        "spec.cache": service.cache,
+    }
+    return [name for name, value in present.items() if value]

@@ -1,0 +1,193 @@
+"""Keeps one process running for each desired replica, and the gateway's registry true about them.
+
+Level-triggered: every pass compares what is desired with what runs and acts on the difference (`plan`), so a missed or
+doubled event does no harm.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from pagetide_gateway.registry import Registry
+from pagetide_gateway.registry import Replica as RoutedReplica
+
+from . import process as os_process
+from .plan import Seen, failures_after, is_broken, plan, restart_delay
+from .service import LocalService, replica_command
+
+log = logging.getLogger(__name__)
+
+ReplicaCommand = Callable[[LocalService, int], list[str]]
+PASS_S = 0.2
+# Beyond the drain time, for the server to end by itself.
+KILL_MARGIN_S = 5.0
+
+
+@dataclasses.dataclass
+class Slot:
+    """One replica over all its lives. `reason` tells why the last one ended."""
+
+    service: LocalService
+    name: str
+    log: Path
+    process: asyncio.subprocess.Process | None = None
+    port: int = 0
+    started: float = 0.0
+    was_ready: bool = False
+    is_stopping: bool = False
+    broken: bool = False
+    failures: int = 0
+    restarts: int = 0
+    restart_at: float = 0.0
+    reason: str = ""
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def seen(self) -> Seen:
+        """As `plan` sees it."""
+        return Seen(self.name, self.process is not None, self.is_stopping, self.broken, self.restart_at)
+
+
+class Supervisor:
+    """`run` keeps things so until `close` ends every process.
+
+    `command` makes a replica's command line; tests give one of their own.
+    """
+
+    def __init__(
+        self,
+        services: Iterable[LocalService],
+        registry: Registry,
+        logs: Path,
+        command: ReplicaCommand = replica_command,
+    ) -> None:
+        self.services = {service.name: service for service in services}
+        self.slots: dict[str, Slot] = {}
+        self._registry, self._logs, self._command = registry, logs, command
+        self._changed = asyncio.Event()
+        self._is_closing = False
+        self._passing = asyncio.Lock()
+        self._watchers: set[asyncio.Task[None]] = set()
+        for service in self.services.values():
+            registry.put(service.model_name, {})
+
+    def slots_of(self, service: LocalService) -> list[Slot]:
+        """The replicas of one service."""
+        return [slot for slot in self.slots.values() if slot.service.name == service.name]
+
+    def routed(self, slot: Slot) -> RoutedReplica | None:
+        """The gateway's view of a replica that runs."""
+        service = self._registry.find(slot.service.model_name)
+        return service.replicas.get(slot.name) if service else None
+
+    async def run(self) -> None:
+        """Pass after pass, at each change and at least every PASS_S seconds."""
+        while not self._is_closing:
+            self._changed.clear()
+            async with self._passing:
+                await self.reconcile()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), PASS_S)
+
+    async def reconcile(self) -> None:
+        """One pass."""
+        for slot in self.slots.values():
+            routed = self.routed(slot)
+            slot.was_ready = slot.was_ready or (routed is not None and routed.health.ready)
+        desired = {f"{s.name}-{i}": s for s in self.services.values() for i in range(s.replicas)}
+        for action in plan(list(desired), [slot.seen() for slot in self.slots.values()], time.monotonic()):
+            if action.do == "stop":
+                self._watch(self._stop(self.slots[action.name]))
+            else:
+                slot = self.slots.get(action.name) or self._new_slot(desired[action.name], action.name)
+                await self._start(slot)
+
+    def _new_slot(self, service: LocalService, name: str) -> Slot:
+        self.slots[name] = slot = Slot(service, name, self._logs / f"{name}.log")
+        # A log tells about this run only.
+        slot.log.unlink(missing_ok=True)
+        return slot
+
+    async def _start(self, slot: Slot) -> None:
+        slot.started, slot.was_ready, slot.is_stopping = time.monotonic(), False, False
+        try:
+            slot.port = os_process.free_port({s.port for s in self.slots.values()})
+            command = self._command(slot.service, slot.port)
+            slot.process = await os_process.spawn(command, slot.service.environment, slot.log)
+        except OSError as error:
+            self._note_failure(slot, f"cannot be started: {error}")
+            return
+        log.debug("%s: process %d on port %d", slot.name, slot.process.pid, slot.port)
+        self._route(slot.service)
+        self._watch(self._until_exit(slot, slot.process))
+
+    def _watch(self, work: object) -> None:
+        task = asyncio.ensure_future(work)  # type: ignore[call-overload]
+        self._watchers.add(task)
+        task.add_done_callback(self._watchers.discard)
+
+    async def _until_exit(self, slot: Slot, process: asyncio.subprocess.Process) -> None:
+        code = await process.wait()
+        os_process.kill_group(process.pid)
+        slot.process = None
+        if slot.is_stopping:
+            self.slots.pop(slot.name, None)
+        else:
+            self._ended(slot, code)
+        self._route(slot.service)
+        self._changed.set()
+
+    def _ended(self, slot: Slot, code: int) -> None:
+        routed = self.routed(slot)
+        was_ready = slot.was_ready or (routed is not None and routed.health.ready)
+        slot.broken = is_broken(code, was_ready)
+        words = os_process.last_line(slot.log)
+        self._note_failure(slot, os_process.describe_exit(code) + (f": {words}" if words else ""))
+
+    def _note_failure(self, slot: Slot, reason: str) -> None:
+        now = time.monotonic()
+        slot.failures = failures_after(slot.failures, now - slot.started)
+        slot.restart_at = now + restart_delay(slot.failures)
+        slot.reason = reason
+        if slot.broken:
+            log.error("%s: %s; it is not started again", slot.name, reason)
+            return
+        slot.restarts += 1
+        log.warning("%s: %s; next start in %.1f s", slot.name, reason, slot.restart_at - now)
+
+    def _route(self, service: LocalService) -> None:
+        """Tell the gateway which replicas there are."""
+        running = [slot for slot in self.slots_of(service) if slot.process]
+        self._registry.put(service.model_name, {slot.name: slot.url for slot in running})
+
+    async def _stop(self, slot: Slot) -> None:
+        slot.is_stopping = True
+        if routed := self.routed(slot):
+            routed.draining = True
+        if slot.process:
+            await os_process.end(slot.process, slot.service.drain_seconds + KILL_MARGIN_S)
+
+    async def close(self) -> None:
+        """End every process and wait until all are gone: SIGTERM first, SIGKILL after the drain time."""
+        self._is_closing = True
+        self._changed.set()
+        async with self._passing:
+            pass  # a start under way has its process in its slot now
+        await asyncio.gather(*(self._stop(slot) for slot in self.slots.values()))
+        if self._watchers:
+            await asyncio.wait(self._watchers)
+
+    def kill(self) -> None:
+        """SIGKILL every process; `close` returns soon after."""
+        for slot in self.slots.values():
+            if slot.process:
+                os_process.kill_group(slot.process.pid)

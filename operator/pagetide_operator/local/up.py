@@ -1,0 +1,106 @@
+"""`pagetide up FILE...`: InferenceServices as processes of this machine, behind one OpenAI address."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import uvloop
+
+from pagetide_gateway.listen import bind
+from pagetide_spec.errors import PagetideError, SettingError
+from pagetide_spec.names import GATEWAY_PORT
+from pagetide_spec.resource import load_documents, parse
+
+from .runner import Runner
+from .show import log_handler
+from .service import LocalService, localize, replica_command
+from .supervisor import ReplicaCommand
+
+STATE_FOLDER = Path(".pagetide")
+
+
+def main(argv: Sequence[str], command: ReplicaCommand = replica_command) -> int:
+    """Run until Ctrl-C or SIGTERM; 0 after a clean end, 2 for bad input or when no service can ever be ready."""
+    args = _parser().parse_args(argv)
+    logging.basicConfig(level=args.log_level.upper(), handlers=[log_handler()])
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    try:
+        services = load(args.files, args.volumes)
+        _check_port(args.port)
+        listener = bind(args.host, args.port)
+    except PagetideError as error:
+        print(f"pagetide up: {error}", file=sys.stderr)
+        return 2
+    for service in services:
+        if service.notes:
+            print(f"{service.name}: has no effect on one machine: {', '.join(service.notes)}", file=sys.stderr)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(Runner(services, listener, args.logs, command).run())
+
+
+def load(files: Sequence[Path], volumes: Path) -> list[LocalService]:
+    """The services of all files.
+
+    Raises:
+        SettingError, ResourceError: the first thing that is wrong, with its file and field.
+    """
+    services: list[LocalService] = []
+    for file in files:
+        for service in _load_one(file, volumes):
+            _check_unique(service, services, file)
+            services.append(service)
+    return services
+
+
+def _load_one(file: Path, volumes: Path) -> list[LocalService]:
+    try:
+        text = file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise SettingError("FILE", str(file), error.strerror or str(error)) from None
+    except UnicodeDecodeError:
+        raise SettingError("FILE", str(file), "is not UTF-8 text") from None
+    manifests = load_documents(text, str(file))
+    try:
+        return [localize(parse(manifest, str(file)), volumes) for manifest in manifests]
+    except SettingError as error:
+        raise error.renamed(f"{file}: {error.field}") from None
+
+
+def _check_unique(service: LocalService, others: Sequence[LocalService], file: Path) -> None:
+    for other in others:
+        if other.name == service.name:
+            raise SettingError(f"{file}: metadata.name", service.name, "is given twice; names must differ")
+        if other.model_name == service.model_name:
+            problem = f"is also what {other.name} is called by clients; names must differ"
+            raise SettingError(f"{file}: spec.model.servedName", service.model_name, problem)
+
+
+def _check_port(port: int) -> None:
+    if not 0 <= port <= 65535:
+        raise SettingError("--port", port, "must be from 0 to 65535")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="pagetide up", description="Run InferenceService files on this machine.")
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="YAML with one or more InferenceServices")
+    parser.add_argument("--host", default="127.0.0.1", help="address of the gateway (default: %(default)s)")
+    parser.add_argument(
+        "--port", type=int, default=GATEWAY_PORT, help="port of the gateway; 0 takes a free one (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--volumes",
+        type=Path,
+        default=STATE_FOLDER / "volumes",
+        metavar="DIR",
+        help="where pvc://CLAIM/PATH is DIR/CLAIM/PATH (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--logs", type=Path, default=STATE_FOLDER / "logs", metavar="DIR", help="logs of replicas (default: %(default)s)"
+    )
+    parser.add_argument("--log-level", choices=["debug", "info", "warning", "error"], default="warning")
+    return parser

@@ -1,0 +1,128 @@
+"""The gateway as an ASGI app: the hot path first, everything else through Starlette."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from pagetide_spec.names import HEADER_REQUEST_ID, PATH_HEALTH, PATH_LIVE, PATH_METRICS, PATH_READY
+
+from .asgi import Receive, Scope, Send
+from .errors import ApiError, method_not_allowed, model_not_found, route_not_found
+from .forward import DEFAULT_MAX_BODY, Forwarder, request_id_of
+from .health import HealthPoller
+from .metrics import GatewayMetrics
+from .registry import Registry
+from .routing import RoundRobin, Router
+from .upstream import make_session
+
+_TOKEN_PATHS = frozenset(("/tokenize", "/detokenize"))
+
+
+class Gateway:
+    """ASGI app over a registry that its owner keeps up to date.
+
+    `extra_routes` are the owner's own, such as the local runner's `/status`. Connections to replicas and the health
+    poller live as long as the app's lifespan.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        *,
+        router: Router | None = None,
+        max_body: int = DEFAULT_MAX_BODY,
+        extra_routes: Sequence[BaseRoute] = (),
+    ) -> None:
+        self.registry = registry
+        self.is_draining = False
+        self._metrics = GatewayMetrics(registry)
+        self._router = router or RoundRobin()
+        self._max_body = max_body
+        self._forward: Forwarder | None = None
+        self._rest = Starlette(
+            routes=[*self._routes(), *extra_routes],
+            lifespan=self._lifespan,
+            exception_handlers={HTTPException: _http_error, ApiError: _api_error},
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Forward what replicas answer; leave the rest to Starlette."""
+        if scope["type"] == "http" and scope["method"] == "POST" and self._forward and _is_forwarded(scope["path"]):
+            await self._forward(scope, receive, send)
+        else:
+            await self._rest(scope, receive, send)
+
+    @contextlib.asynccontextmanager
+    async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        async with make_session() as session:
+            self._forward = Forwarder(self.registry, self._router, session, self._metrics, self._max_body)
+            poller = asyncio.create_task(HealthPoller(self.registry, session).run())
+            try:
+                yield
+            finally:
+                poller.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await poller
+
+    def _routes(self) -> list[BaseRoute]:
+        return [
+            Route("/v1/models", self._models),
+            Route("/v1/models/{model:path}", self._model),
+            Route(PATH_LIVE, self._live),
+            Route(PATH_READY, self._ready),
+            Route(PATH_HEALTH, self._ready),
+            Route(PATH_METRICS, self._show_metrics),
+        ]
+
+    async def _models(self, request: Request) -> Response:
+        """All services, ready or not: one that is waking is still there to be asked."""
+        entries = [service.describe() for service in self.registry.services.values()]
+        return JSONResponse({"object": "list", "data": entries}, headers=_id_header(request))
+
+    async def _model(self, request: Request) -> Response:
+        name = request.path_params["model"]
+        service = self.registry.find(name)
+        if service is None:
+            raise model_not_found(name, self.registry.services)
+        return JSONResponse(service.describe(), headers=_id_header(request))
+
+    async def _live(self, request: Request) -> Response:
+        return JSONResponse({"status": "ok"})
+
+    async def _ready(self, request: Request) -> Response:
+        """Ready to take requests; whether a model is ready is each service's own matter."""
+        if self.is_draining:
+            return JSONResponse({"status": "draining"}, status_code=503)
+        return JSONResponse({"status": "ready"})
+
+    async def _show_metrics(self, request: Request) -> Response:
+        return Response(self._metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def _is_forwarded(path: str) -> bool:
+    return path.startswith("/v1/") or path in _TOKEN_PATHS
+
+
+def _id_header(request: Request) -> dict[str, str]:
+    return {HEADER_REQUEST_ID: request_id_of(request.scope["headers"])}
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    """Starlette's own 404 and 405 as error objects."""
+    if isinstance(error, HTTPException) and error.status_code == 405:
+        return await _api_error(request, method_not_allowed(request.method, request.url.path))
+    return await _api_error(request, route_not_found(request.method, request.url.path))
+
+
+async def _api_error(request: Request, error: Any) -> Response:
+    extra = {key.decode(): value.decode() for key, value in error.headers()}
+    return Response(error.body(), error.status, media_type="application/json", headers={**extra, **_id_header(request)})

@@ -1,0 +1,105 @@
+"""The few ASGI steps of the hot path, written out: no framework stands between the sockets there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, MutableMapping
+from typing import Any
+
+from .errors import ApiError, body_too_large
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+RawHeaders = list[tuple[bytes, bytes]]
+
+
+class ClientGone(Exception):
+    """The client closed its connection before its answer was complete."""
+
+
+def header(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> str | None:
+    """The first value of a header; `name` in lower case, as ASGI has them."""
+    for key, value in headers:
+        if key == name:
+            return value.decode("latin-1")
+    return None
+
+
+async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
+    """The whole request body.
+
+    Raises:
+        ApiError: 413, as soon as it is known to be larger than `limit` bytes.
+        ClientGone: the connection closed before the end.
+    """
+    length = header(scope["headers"], b"content-length")
+    if length is not None and int(length) > limit:
+        raise body_too_large(limit)
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        part = message.get("body", b"")
+        size += len(part)
+        if size > limit:
+            raise body_too_large(limit)
+        parts.append(part)
+        if not message.get("more_body"):
+            return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+async def send_whole(send: Send, status: int, headers: RawHeaders, body: bytes) -> None:
+    """Send a response whose body is known."""
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def send_error(send: Send, error: ApiError, extra: Iterable[tuple[bytes, bytes]] = ()) -> None:
+    """Send an OpenAI error object."""
+    body = error.body()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    headers += error.headers()
+    if error.status == 413:
+        # The rest of the body is on its way and nobody will read it.
+        headers.append((b"connection", b"close"))
+    await send_whole(send, error.status, [*headers, *extra], body)
+
+
+async def until_gone(receive: Receive) -> None:
+    """Return when the client closes its connection (or has its whole answer)."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def run_until_gone(work: Coroutine[Any, Any, None], receive: Receive) -> None:
+    """Await `work`, and cancel it when the client leaves before it is done.
+
+    Raises:
+        ClientGone: the client left; `work` has been cancelled and has cleaned up.
+    """
+    task = asyncio.current_task()
+    assert task is not None  # a coroutine always runs in a task here
+    is_working, is_gone = True, False
+
+    def on_gone(_: object) -> None:
+        nonlocal is_gone
+        if is_working:
+            is_gone = True
+            task.cancel()
+
+    watcher = asyncio.create_task(until_gone(receive))
+    watcher.add_done_callback(on_gone)
+    try:
+        await work
+    except asyncio.CancelledError:
+        # Someone else may have cancelled too, as a server that shuts down does.
+        if not is_gone or task.uncancel() > 0:
+            raise
+        raise ClientGone from None
+    finally:
+        is_working = False
+        watcher.cancel()

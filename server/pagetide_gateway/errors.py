@@ -1,0 +1,78 @@
+"""Errors that the gateway itself answers with, as OpenAI error objects."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+
+# How long a client may wait before it asks again: a model takes seconds to load, a drained replica is replaced sooner.
+RETRY_AFTER_S = 5
+
+
+class ApiError(Exception):
+    """What a client is told; `code` is for programs, `message` for people, `param` the field at fault."""
+
+    def __init__(self, status: int, message: str, *, code: str, param: str | None = None, retry: bool = False) -> None:
+        self.status, self.message, self.code, self.param, self.retry = status, message, code, param, retry
+        super().__init__(message)
+
+    def body(self) -> bytes:
+        """The error object as JSON."""
+        kind = "invalid_request_error" if self.status < 500 else "server_error"
+        error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
+        return json.dumps({"error": error}, ensure_ascii=False).encode()
+
+    def sse(self) -> bytes:
+        """The error as the last events of a stream whose status line has already been sent."""
+        return b"data: " + self.body() + b"\n\ndata: [DONE]\n\n"
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """Response headers beside the content type and length."""
+        return [(b"retry-after", str(RETRY_AFTER_S).encode())] if self.retry else []
+
+
+def bad_request(message: str, param: str | None = None) -> ApiError:
+    """400: the request cannot be routed."""
+    return ApiError(400, message, code="invalid_request", param=param)
+
+
+def model_not_found(model: str, known: Iterable[str]) -> ApiError:
+    """404: no service has this name; names those that exist."""
+    names = ", ".join(known) or "none"
+    message = f"The model `{_short(model)}` does not exist. Models here: {_short(names, 500)}"
+    return ApiError(404, message, code="model_not_found", param="model")
+
+
+def route_not_found(method: str, path: str) -> ApiError:
+    """404: no such path."""
+    return ApiError(404, f"No such route: {method} {_short(path)}", code="not_found")
+
+
+def method_not_allowed(method: str, path: str) -> ApiError:
+    """405: the path exists under another method."""
+    return ApiError(405, f"{path} does not take {method}", code="method_not_allowed")
+
+
+def body_too_large(limit: int) -> ApiError:
+    """413: the request body is over the limit (bytes)."""
+    return ApiError(413, f"The request body is larger than {limit} bytes", code="body_too_large")
+
+
+def no_ready_replica(model: str, states: Iterable[str]) -> ApiError:
+    """503: the service exists, but nothing of it can answer now; says what its replicas wait for."""
+    why = "; ".join(states) or "it has no replicas"
+    return ApiError(503, f"No replica of `{model}` is ready: {why}", code="no_ready_replica", retry=True)
+
+
+def upstream_failed(replica: str, why: str) -> ApiError:
+    """502: the replica broke off before the first byte and no other could take over."""
+    return ApiError(502, f"Replica {replica} failed before it answered: {why}", code="upstream_failed", retry=True)
+
+
+def stream_broken(replica: str, why: str) -> ApiError:
+    """The replica broke off in the middle of an answer; sent as an SSE event."""
+    return ApiError(502, f"Replica {replica} failed in the middle of the answer: {why}", code="upstream_failed")
+
+
+def _short(text: str, length: int = 200) -> str:
+    return text if len(text) <= length else text[: length - 3] + "..."

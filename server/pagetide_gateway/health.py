@@ -1,0 +1,109 @@
+"""Asks every replica's `/readyz` and keeps `Replica.health` true; learns the model's card when one turns ready."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from typing import Any, Literal
+
+import aiohttp
+import msgspec
+
+from pagetide_spec.names import PATH_READY
+
+from .registry import Health, Registry, Replica, Service
+from .upstream import describe
+
+log = logging.getLogger(__name__)
+
+READY_INTERVAL_S = 1.0
+UNREADY_INTERVAL_S = 0.25
+TIMEOUT_S = 2.0
+# A busy machine may answer late once or twice; a refused connection or a 503 counts at once.
+MISSES_ALLOWED = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Poll:
+    """What came of one poll."""
+
+    result: Literal["ready", "unready", "unreachable", "timeout"]
+    detail: str = ""
+
+
+def judge(health: Health, poll: Poll) -> Health:
+    """A replica's health after one more poll."""
+    if poll.result == "ready":
+        return Health(ready=True, reason="")
+    if poll.result == "timeout":
+        misses = health.misses + 1
+        if health.ready and misses <= MISSES_ALLOWED:
+            return dataclasses.replace(health, misses=misses)
+        return Health(reason=f"no answer from {PATH_READY} within {TIMEOUT_S:g} s", misses=misses)
+    return Health(reason=poll.detail)
+
+
+class HealthPoller:
+    """Polls until cancelled. `tick_s` is how often it looks for replicas that are due."""
+
+    def __init__(self, registry: Registry, session: aiohttp.ClientSession, tick_s: float = 0.05) -> None:
+        self._registry, self._session, self._tick_s = registry, session, tick_s
+        self._timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
+
+    async def run(self) -> None:
+        """One task for each replica, so that a hanging one delays no other; a task ends with its replica."""
+        polled: dict[Replica, asyncio.Task[None]] = {}
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                known = {replica: service for service, replica in self._registry.replicas()}
+                for replica in [r for r in polled if r not in known]:
+                    polled.pop(replica).cancel()
+                for replica in [r for r in known if r not in polled]:
+                    polled[replica] = tasks.create_task(self._keep(known[replica], replica))
+                await asyncio.sleep(self._tick_s)
+
+    async def _keep(self, service: Service, replica: Replica) -> None:
+        while True:
+            health = judge(replica.health, await self.poll(service, replica))
+            if health.ready != replica.health.ready:
+                log.info("%s: %s %s", service.model, replica.name, "ready" if health.ready else health.reason)
+            replica.health = health
+            await asyncio.sleep(READY_INTERVAL_S if health.ready else UNREADY_INTERVAL_S)
+
+    async def poll(self, service: Service, replica: Replica) -> Poll:
+        """Ask once; of a replica that has just turned ready, also which model it serves."""
+        try:
+            async with self._session.get(replica.url + PATH_READY, timeout=self._timeout) as response:
+                text = (await response.content.read(200)).decode("utf-8", "replace")
+                if response.status != 200:
+                    return Poll("unready", f"{PATH_READY} says {response.status}: {' '.join(text.split())}")
+            if replica.health.ready:
+                return Poll("ready")
+            return await self._learn(service, replica)
+        except TimeoutError:
+            return Poll("timeout")
+        except (aiohttp.ClientError, OSError) as error:
+            return Poll("unreachable", describe(error))
+
+    async def _learn(self, service: Service, replica: Replica) -> Poll:
+        async with self._session.get(replica.url + "/v1/models", timeout=self._timeout) as response:
+            if response.status != 200:
+                # The list may need a key, which a health check has not.
+                return Poll("ready")
+            cards = cards_in(await response.read())
+        if cards and service.model not in cards:
+            return Poll("unready", f"serves {', '.join(cards)}, not {service.model}")
+        service.card = cards.get(service.model, {})
+        return Poll("ready")
+
+
+def cards_in(body: bytes) -> dict[str, dict[str, Any]]:
+    """Entries of a `/v1/models` answer by id; nothing where it has another form."""
+    try:
+        answer = msgspec.json.decode(body, type=dict[str, Any])
+    except msgspec.DecodeError:
+        return {}
+    data = answer.get("data")
+    entries = data if isinstance(data, list) else []
+    return {str(entry["id"]): entry for entry in entries if isinstance(entry, dict) and "id" in entry}

@@ -1,0 +1,89 @@
+"""What the gateway counts about itself; names come from `pagetide_spec.metrics`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from pagetide_spec.metrics import GATEWAY_METRICS, Metric
+
+from .registry import Registry, Replica
+
+MODEL = "model_name"
+
+
+class GatewayMetrics:
+    """Counters of the hot path, and gauges that are read from the registry when they are asked for."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._prometheus = CollectorRegistry()
+        self._requests = self._counter("gateway_requests_total")
+        self._retries = self._counter("gateway_retries_total")
+        self._broken = self._counter("gateway_broken_streams_total")
+        self._gone = self._counter("gateway_client_disconnects_total")
+        spec = GATEWAY_METRICS["gateway_first_byte_seconds"]
+        self._first_byte = Histogram(
+            spec.full_name, spec.help, [MODEL], buckets=spec.buckets, registry=self._prometheus
+        )
+        self._prometheus.register(_RegistryGauges(registry))
+        # `labels()` takes a lock and builds a tuple; the few children there are stay at hand.
+        self._answered_child = functools.lru_cache(maxsize=1024)(self._requests.labels)
+        self._first_byte_child = functools.lru_cache(maxsize=1024)(self._first_byte.labels)
+
+    def _counter(self, name: str) -> Counter:
+        spec = GATEWAY_METRICS[name]
+        return Counter(spec.full_name, spec.help, [MODEL, *spec.labels], registry=self._prometheus)
+
+    def answered(self, model: str, status: int) -> None:
+        """A request has its status; `model` is empty when it names none that exists."""
+        self._answered_child(model, str(status)).inc()
+
+    def retried(self, model: str) -> None:
+        """An attempt failed before the first byte."""
+        self._retries.labels(model).inc()
+
+    def broken(self, model: str) -> None:
+        """A replica broke off after the first byte."""
+        self._broken.labels(model).inc()
+
+    def client_gone(self, model: str) -> None:
+        """A client left before its answer was complete."""
+        self._gone.labels(model).inc()
+
+    def first_byte(self, model: str, seconds: float) -> None:
+        """A replica's answer began so long after the request's arrival."""
+        self._first_byte_child(model).observe(seconds)
+
+    def render(self) -> bytes:
+        """The exposition text."""
+        return generate_latest(self._prometheus)
+
+
+class _RegistryGauges(Collector):
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+
+    def collect(self) -> Iterable[Any]:
+        flight, states = _gauge("gateway_requests_in_flight"), _gauge("gateway_replicas")
+        for service in self._registry.services.values():
+            replicas = list(service.replicas.values())
+            flight.add_metric([service.model], sum(r.in_flight for r in replicas))
+            for state in ("ready", "draining", "unready"):
+                states.add_metric([service.model, state], sum(_state(r) == state for r in replicas))
+        return flight, states
+
+
+def _gauge(name: str) -> GaugeMetricFamily:
+    spec: Metric = GATEWAY_METRICS[name]
+    return GaugeMetricFamily(spec.full_name, spec.help, labels=[MODEL, *spec.labels])
+
+
+def _state(replica: Replica) -> str:
+    if replica.draining:
+        return "draining"
+    return "ready" if replica.health.ready else "unready"

@@ -1,0 +1,245 @@
+"""StepPlan: the decisions of one step. Created for a step and dropped after it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from .limits import SchedulerConfig
+from .queues import Queues
+from .sequence import Row, Sequence, Status, Step
+from .tables import BlockTables
+
+
+@dataclasses.dataclass(slots=True)
+class Totals:
+    """What happened since the scheduler was made; never goes back."""
+
+    steps: int = 0
+    preemptions_swap: int = 0
+    preemptions_recompute: int = 0
+    swapped_out_blocks: int = 0
+    swapped_in_blocks: int = 0
+    prefix_query_tokens: int = 0
+    prefix_hit_tokens: int = 0
+
+
+class StepPlan:
+    """Chooses the rows of one step.
+
+    1. Running sequences go on, most important first. Each that decodes has its token set aside in the budget, the
+       rest is for prompts. Who lacks a block takes it from the least important sequences behind it (they are not in
+       the step yet, so nothing planned is undone). Who has nobody behind it stands still for this step: it keeps its
+       blocks until a more important sequence wants them.
+    2. If no block was short: swapped-out and waiting sequences join in order of importance. The first that does not
+       fit ends this, so that nobody is overtaken for ever. A sequence joins if slots are free for all answers of its
+       request and the blocks of its whole text are available beside what running prompts still need and a small
+       reserve; if nobody runs, it joins in any case (it fits in the empty memory, or was refused on arrival).
+    """
+
+    def __init__(self, config: SchedulerConfig, queues: Queues, tables: BlockTables, totals: Totals) -> None:
+        self.config, self.queues, self.tables, self.totals = config, queues, tables, totals
+        self.step = Step()
+        self.prompts: list[Row] = []
+        self.forking: list[Row] = []
+        # Tokens left for prompts and newcomers; tokens set aside for decodes.
+        self.budget = config.max_num_batched_tokens
+        self.decode_budget = 0
+        # Blocks that running prompts will need beyond those they have.
+        self.promised = 0
+        self.is_short = False
+        self.favoured: Sequence | None = None
+
+    def make(self) -> Step:
+        """Plan the step; changes queues and tables accordingly."""
+        if self.config.policy == "priority":
+            self._give_way()
+        self._continue_running()
+        if not self.is_short:
+            self._admit()
+        for row in self.forking:
+            self._fork(row)
+        self.step.rows += self.prompts
+        self.totals.steps += bool(self.step.rows)
+        return self.step
+
+    # ---- running sequences
+
+    def _continue_running(self) -> None:
+        running = self.queues.running.items
+        refs, size = self.tables.device.refs, self.config.block_size
+        decoding = sum(len(s.tokens) - s.computed == 1 for s in running)
+        self.decode_budget = min(decoding, self.budget)
+        self.budget -= self.decode_budget
+        at = 0
+        while at < len(running):
+            sequence = running[at]
+            start, blocks = sequence.computed, sequence.blocks
+            if len(sequence.tokens) - start != 1:
+                self._continue_prompt(sequence, at)
+            elif self.decode_budget and (
+                (start // size < len(blocks) and refs[blocks[start // size]] == 1)
+                or self._make_room(sequence, start + 1, at)
+            ):
+                self.decode_budget -= 1
+                self._add_row(sequence, 1)
+            at += 1
+
+    def _continue_prompt(self, sequence: Sequence, at: int) -> None:
+        start = sequence.computed
+        count = wanted = self._share(sequence, start)
+        # A smaller piece is better than preempting somebody; a prompt in one piece got its blocks when it joined.
+        if count and (reach := self._reach(sequence)) > start:
+            count = min(count, reach - start)
+            self.is_short |= count < wanted
+            self._extend(sequence, start + count)
+        elif count and not self._make_room(sequence, start + 1, at):
+            count = 0
+        elif count:
+            count = min(count, self._reach(sequence) - start)
+            self._extend(sequence, start + count)
+        if count:
+            self.budget -= count
+            self._add_row(sequence, count)
+        self.promised += self._owed(sequence)
+
+    def _share(self, sequence: Sequence, start: int) -> int:
+        """Tokens of a prompt to compute now, of those left in the budget; 0 if it must be whole and is longer."""
+        todo = len(sequence.tokens) - start
+        # A preempted sequence may come back in pieces in any case: with its answer it can be longer than a step.
+        if todo <= self.budget or self.config.enable_chunked_prefill or sequence.generated:
+            return min(todo, self.budget)
+        return 0
+
+    def _reach(self, sequence: Sequence) -> int:
+        """Tokens that the sequence's blocks and the available ones can hold, or `computed` if it cannot write."""
+        if self.tables.missing(sequence, sequence.computed) > self.tables.device.available:
+            return sequence.computed
+        return (len(sequence.blocks) + self.tables.device.available) * self.config.block_size
+
+    def _owed(self, sequence: Sequence) -> int:
+        """Blocks that a sequence will need for its prompt and the answers yet to join."""
+        whole = self.tables.blocks_for(len(sequence.tokens))
+        return max(0, whole - len(sequence.blocks)) + len(sequence.pending)
+
+    def _make_room(self, sequence: Sequence, length: int, at: int) -> bool:
+        """Make `sequence`, at place `at`, writable up to `length`; preempts sequences behind it if need be."""
+        device, running = self.tables.device, self.queues.running.items
+        if self.tables.missing(sequence, length) > device.available:
+            device.failures += 1
+            self.is_short = True
+            while self.tables.missing(sequence, length) > device.available:
+                if len(running) == at + 1:
+                    return False
+                self._preempt(running[-1])
+        self._extend(sequence, length)
+        return True
+
+    def _extend(self, sequence: Sequence, length: int) -> None:
+        self.step.copies += self.tables.extend(sequence, length)
+
+    def _add_row(self, sequence: Sequence, count: int) -> None:
+        start, length = sequence.computed, len(sequence.tokens)
+        row = Row(sequence, start, count, start + count == length < sequence.limit)
+        (self.step.rows if length - start == 1 else self.prompts).append(row)
+        if row.samples and sequence.pending:
+            self.forking.append(row)
+
+    def _fork(self, row: Row) -> None:
+        """The prompt ends in this step: let the request's other answers join (their slots were kept)."""
+        row.siblings = tuple(row.sequence.pending)
+        row.sequence.pending = []
+        for sibling in row.siblings:
+            self.tables.fork(row.sequence, sibling)
+            sibling.status = Status.RUNNING
+            self.queues.running.insert(sibling)
+
+    # ---- giving way
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self.step.preempted.append(sequence)
+        if self.tables.is_swap_better(sequence):
+            pairs = self.tables.swap_out(sequence)
+            self.step.swap_out += pairs
+            self.totals.preemptions_swap += 1
+            self.totals.swapped_out_blocks += len(pairs)
+            self.queues.move(sequence, Status.SWAPPED)
+        else:
+            self.tables.release(sequence)
+            self.totals.preemptions_recompute += 1
+            self.queues.move(sequence, Status.WAITING)
+
+    def _give_way(self) -> None:
+        """Preempt less important running sequences for a better one that lacks slots or blocks.
+
+        Only sequences of a worse priority give way, only as many as needed, and only if that is enough. The better
+        one then joins in this step, and it alone.
+        """
+        better, running = self.queues.next_up, self.queues.running.items
+        if better is None or not running or running[-1].priority <= better.priority:
+            return
+        promised = sum(self._owed(s) for s in running if len(s.tokens) - s.computed != 1)
+        slots, blocks, victims = 0, 0, 0
+        while not self._has_room(better, promised, slots, blocks, len(running) - victims):
+            victim = running[-1 - victims] if victims < len(running) else None
+            if victim is None or victim.priority <= better.priority:
+                return
+            victims += 1
+            slots += victim.slots
+            blocks += sum(self.tables.device.refs[block] == 1 for block in victim.blocks)
+        if victims:
+            self.favoured = better
+            for _ in range(victims):
+                self._preempt(running[-1])
+
+    # ---- joining
+
+    def _has_room(self, sequence: Sequence, promised: int, slots: int = 0, blocks: int = 0, running: int = 0) -> bool:
+        """Whether a sequence can join `running` others if `slots` and `blocks` more were free."""
+        if self.queues.slots - slots + sequence.slots > self.config.max_num_seqs:
+            return False
+        if running == 0:
+            return True
+        tables = self.tables
+        free = tables.device.available + blocks - promised - int(self.config.watermark * self.config.num_blocks) - 1
+        need = tables.blocks_for(len(sequence.tokens)) + len(sequence.pending)
+        if need <= free:
+            return True
+        hits = tables.match(sequence)
+        return need - len(hits) + tables.device.idle(hits) <= free
+
+    def _admit(self) -> None:
+        while self.budget:
+            sequence = self.queues.next_up
+            if sequence is None or (self.favoured is not None and sequence is not self.favoured):
+                return
+            if not self._has_room(sequence, self.promised, running=len(self.queues.running)):
+                return
+            hits = self.tables.match(sequence)
+            start = len(hits) * self.config.block_size
+            count = self._share(sequence, sequence.computed if sequence.status is Status.SWAPPED else start)
+            if not count:
+                return
+            self._join(sequence, hits)
+            self._extend(sequence, sequence.computed + count)
+            self.budget -= count
+            self._add_row(sequence, count)
+            self.promised += self._owed(sequence)
+
+    def _join(self, sequence: Sequence, hits: list[int]) -> None:
+        if sequence.status is Status.SWAPPED:
+            pairs = self.tables.swap_in(sequence, hits)
+            self.step.swap_in += pairs
+            self.totals.swapped_in_blocks += len(pairs)
+        else:
+            self.tables.adopt(sequence, hits)
+            if sequence in self.queues.fresh:
+                self._count_start(sequence)
+        self.queues.move(sequence, Status.RUNNING)
+
+    def _count_start(self, sequence: Sequence) -> None:
+        self.step.started.append(sequence)
+        if self.config.enable_prefix_caching and sequence.params.prompt_logprobs is None:
+            self.totals.prefix_query_tokens += sequence.prompt_len
+            self.totals.prefix_hit_tokens += sequence.computed
+        for answer in (sequence, *sequence.pending):
+            answer.cached_tokens = sequence.computed

@@ -1,0 +1,220 @@
+"""The scheduler: who computes what in the next step. Arithmetic only: no torch, no clock, no log.
+
+    step = scheduler.schedule()
+    ... execute it, sample a token for each of step.sampling() ...
+    settled = scheduler.settle(step, token_ids)
+
+Requests may be added and aborted at any time, also between `schedule` and `settle`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from . import integrity, settling
+from .limits import RequestRefused, SchedulerConfig, answers, check_request, final_length
+from .messages import AddRequest, EngineStats
+from .planning import StepPlan, Totals
+from .prefix_lengths import PrefixLengths
+from .queues import Queues
+from .sequence import Sequence as Answer
+from .sequence import Status, Step
+from .settling import Settled
+from .tables import BlockEvent, BlockTables
+
+__all__ = ["RequestRefused", "Scheduler", "SchedulerConfig", "Settled"]
+
+# Weight of the newest finished sequence in the running mean of tokens per sequence.
+_NEWEST = 1 / 32
+
+
+class Scheduler:
+    """Continuous batching over paged KV memory.
+
+    Policy `fcfs`: requests start in order of arrival. Policy `priority`: lower value first, then arrival; a waiting
+    request of a better priority takes slots and blocks from running ones of a worse priority (never of its own).
+    Priorities are strict: a steady stream of better requests keeps worse ones waiting. Within a priority nobody is
+    overtaken.
+
+    Attributes:
+        prefix_lengths: statistic of the beginnings that prompts share.
+    """
+
+    def __init__(self, config: SchedulerConfig, on_block_event: BlockEvent | None = None) -> None:
+        """`on_block_event(event, request_id, index, block_ids)` is told each time a sequence gets or gives up device
+        blocks; blocks found in the prefix cache or shared with a sibling count as allocated."""
+        self.config = config
+        self.prefix_lengths = PrefixLengths(config.block_size)
+        self._tables = BlockTables(config, on_block_event)
+        self._queues = Queues()
+        self._totals = Totals()
+        self._arrivals = 0
+        self._mean_tokens: float | None = None
+
+    # ---- requests come and go
+
+    def add(self, request: AddRequest) -> None:
+        """Queue a request.
+
+        Raises:
+            RequestRefused: it can never run (`invalid`), or too many wait already (`queue_full`).
+        """
+        if request.request_id in self._queues.requests:
+            raise RequestRefused("invalid", f"request_id {request.request_id!r} is in use; take another")
+        check_request(request, self.config)
+        # Who will find a free slot in the next step does not wait.
+        free_slots = max(0, self.config.max_num_seqs - self._queues.slots)
+        if len(self._queues.fresh) >= self.config.max_queue_len + free_slots:
+            raise RequestRefused(
+                "queue_full", f"max_queue_len of {self.config.max_queue_len} requests wait already; try again later"
+            )
+        first, *rest = [self._answer(request, i) for i in range(answers(request.params))]
+        first.pending = rest
+        self._arrivals += 1
+        self._queues.requests[request.request_id] = [first, *rest]
+        self._queues.fresh[first] = None
+        self._queues.waiting.insert(first)
+
+    def _answer(self, request: AddRequest, index: int) -> Answer:
+        answer = Answer(request, self._arrivals, index)
+        answer.order = (request.priority if self.config.policy == "priority" else 0, self._arrivals, index)
+        answer.limit = final_length(request, self.config)
+        eos = frozenset() if request.params.ignore_eos else self.config.eos_token_ids
+        answer.end_ids = eos | frozenset(request.params.stop_token_ids)
+        return answer
+
+    def abort(self, request_id: str, index: int | None = None) -> list[Answer]:
+        """End a request, or one of its answers, and free its blocks at once; returns the answers that ended.
+
+        An unknown id or index (the request may have ended in the meantime) ends nothing.
+        """
+        found = [s for s in self._queues.requests.get(request_id, ()) if index is None or s.index == index]
+        if index is not None:
+            found = [self._without_followers(s) for s in found]
+        for sequence in reversed(found):
+            self._end(sequence)
+        return found
+
+    def _without_followers(self, sequence: Answer) -> Answer:
+        """`sequence`, or if others wait for it to compute their prompt, one of these under its index.
+
+        Before the prompt is computed the answers of a request differ by nothing but their index.
+        """
+        if not sequence.pending:
+            return sequence
+        other = sequence.pending[-1]
+        sequence.index, other.index = other.index, sequence.index
+        return other
+
+    def fail(self, sequence: Answer) -> list[Answer]:
+        """End a sequence for an error, with those that wait for it; returns the answers that ended."""
+        if sequence.status is Status.FINISHED:
+            return []
+        ended = [sequence, *sequence.pending]
+        for each in reversed(ended):
+            self._end(each)
+        return ended
+
+    def _end(self, sequence: Answer) -> None:
+        leader = next((s for s in self._queues.requests[sequence.request_id] if sequence in s.pending), None)
+        if leader is None:
+            self._queues.move(sequence, Status.FINISHED)
+        else:
+            leader.pending.remove(sequence)
+            self._queues.slots -= leader.status is Status.RUNNING
+            sequence.status = Status.FINISHED
+        self._tables.release(sequence)
+        self._queues.forget(sequence)
+
+    # ---- steps
+
+    def has_work(self) -> bool:
+        """Whether a request is unfinished; then `schedule` returns a step with at least one row."""
+        return bool(self._queues.requests)
+
+    def schedule(self) -> Step:
+        """Plan the next step; the previous one has been settled."""
+        step = StepPlan(self.config, self._queues, self._tables, self._totals).make()
+        if self.config.enable_prefix_caching:
+            for sequence in step.started:
+                self._observe(sequence)
+        return step
+
+    def _observe(self, sequence: Answer) -> None:
+        self.prefix_lengths.observe(sequence.request.prompt_token_ids, lambda i: self._tables.key(sequence, i))
+
+    def settle(self, step: Step, token_ids: Sequence[int]) -> list[Settled]:
+        """Take the tokens sampled for `step.sampling()`, in that order; ended sequences give up their blocks.
+
+        Full blocks, of prompts and of answers, can be found in the prefix cache from here on. A sequence that was
+        aborted since `schedule` is skipped.
+
+        Raises:
+            ValueError: not one token for each sequence that samples.
+        """
+        expected = sum(1 + len(row.siblings) for row in step.rows if row.samples)
+        if len(token_ids) != expected:
+            raise ValueError(f"the step samples {expected} tokens, but {len(token_ids)} were given")
+        settled = settling.apply(step, token_ids, self._tables)
+        # Backwards, so that answers which wait for a prompt go before the one that computes it.
+        for each in reversed(settled):
+            if each.finish_reason is not None:
+                self._count_length(each.sequence)
+                self._end(each.sequence)
+        return settled
+
+    def _count_length(self, sequence: Answer) -> None:
+        # Blocks are taken as the answer grows: over its life it holds the mean of first and last length.
+        tokens = (sequence.prompt_len + len(sequence.tokens)) / 2
+        mean = tokens if self._mean_tokens is None else self._mean_tokens
+        self._mean_tokens = mean + _NEWEST * (tokens - mean)
+
+    # ---- questions
+
+    def stats(self) -> EngineStats:
+        """State and totals, without what only the engine's loop knows."""
+        queues, device, totals = self._queues, self._tables.device, self._totals
+        return EngineStats(
+            running=len(queues.running),
+            waiting=len(queues.waiting),
+            swapped=len(queues.swapped),
+            oldest_arrival=next(iter(queues.fresh)).request.arrival if queues.fresh else None,
+            blocks_free=device.free,
+            blocks_cached=device.cached,
+            blocks_used=device.used,
+            blocks_swapped=self._tables.host.used,
+            admissible_seqs=self._admissible(),
+            steps=totals.steps,
+            preemptions_swap=totals.preemptions_swap,
+            preemptions_recompute=totals.preemptions_recompute,
+            swapped_out_blocks=totals.swapped_out_blocks,
+            swapped_in_blocks=totals.swapped_in_blocks,
+            block_allocations=device.allocations,
+            block_allocation_failures=device.failures,
+            prefix_query_tokens=totals.prefix_query_tokens,
+            prefix_hit_tokens=totals.prefix_hit_tokens,
+        )
+
+    def block_references(self, block: int) -> int:
+        """How many sequences hold a device block."""
+        return self._tables.device.refs[block]
+
+    def check_integrity(self) -> None:
+        """Check all invariants of queues, tables and pools; for tests.
+
+        Raises:
+            AssertionError: one does not hold.
+        """
+        integrity.check(self.config, self._queues, self._tables)
+
+    def _admissible(self) -> int:
+        """Sequences that could run now: what max_num_seqs and, at the recent mean length, KV memory admit.
+
+        Never fewer than run: shared beginnings take less memory than the mean says.
+        """
+        running = self._queues.running.items
+        mean = self._mean_tokens
+        if mean is None and running:
+            mean = sum(len(s.tokens) for s in running) / len(running)
+        by_memory = self.config.capacity_tokens // max(mean or 1, 1)
+        return max(min(self.config.max_num_seqs, int(by_memory)), len(running), 1)

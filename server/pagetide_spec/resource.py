@@ -1,0 +1,283 @@
+"""InferenceService as data: `parse` takes a manifest to dataclasses, or says everything that is wrong with it.
+
+One check for all: the operator runs it on what the API server let through, the local runner on a file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import yaml
+
+from .config import EngineConfig
+from .errors import ResourceError, SettingError
+from .flags import camel_of, camel_to_snake
+from .names import ANNOTATION_PAUSED, API_VERSION, KIND, MAX_SERVICE_NAME_LENGTH
+from .schema import Schema, spec_schema
+from .validation import problems_of, unknown_fields, with_defaults
+
+_DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+_ENVELOPE: Schema = {"properties": {k: {} for k in ("apiVersion", "kind", "metadata", "spec", "status")}}
+
+
+@dataclasses.dataclass(frozen=True)
+class SecretKey:
+    """A key of a Secret in the service's namespace."""
+
+    name: str
+    key: str
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelSource:
+    """Where a model comes from.
+
+    Attributes:
+        uri: as given.
+        scheme: `hf` (hub id in `path`), `pvc` (file or folder `path` of the claim; empty: its root) or `file`
+            (absolute `path`).
+        served_name: what clients give as `model`.
+    """
+
+    uri: str
+    scheme: Literal["hf", "pvc", "file"]
+    path: str
+    served_name: str
+    claim: str | None = None
+    revision: str | None = None
+    token_secret: SecretKey | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+    """At most `value` replicas (Pods) or percent of them (Percent) change within `period_seconds`."""
+
+    type: Literal["Pods", "Percent"]
+    value: int
+    period_seconds: int
+
+
+@dataclasses.dataclass(frozen=True)
+class ScalingRules:
+    """One direction of HorizontalPodAutoscaler v2's `behavior`."""
+
+    stabilization_window_seconds: int
+    select_policy: Literal["Max", "Min", "Disabled"]
+    policies: tuple[Policy, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Autoscaling:
+    """Bounds, targets and speed of scaling."""
+
+    min_replicas: int
+    max_replicas: int
+    queue_time_seconds: float
+    batch_utilization: float
+    kv_cache_utilization: float
+    scale_up: ScalingRules
+    scale_down: ScalingRules
+    idle_seconds: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Cache:
+    """The volume for downloaded models: an existing claim, or size (and class) of one to create."""
+
+    pvc: str | None = None
+    size: str | None = None
+    storage_class: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Rollout:
+    """How many pods a rollout may add and miss, each a number or a percentage such as `25%`."""
+
+    max_surge: int | str
+    max_unavailable: int | str
+
+
+@dataclasses.dataclass(frozen=True)
+class InferenceService:
+    """One valid InferenceService with its defaults.
+
+    Attributes:
+        engine: EngineConfig field names to values, only what the resource sets.
+        replicas: None where `autoscaling` is set.
+        resources, template: as in the manifest.
+        paused: the operator leaves the children alone.
+    """
+
+    name: str
+    namespace: str
+    uid: str
+    generation: int
+    model: ModelSource
+    engine: Mapping[str, Any]
+    replicas: int | None
+    autoscaling: Autoscaling | None
+    resources: Mapping[str, Any]
+    template: Mapping[str, Any]
+    image: str | None
+    image_pull_policy: str | None
+    api_key_secret: SecretKey | None
+    cache: Cache | None
+    rollout: Rollout
+    drain_seconds: int
+    startup_seconds: int
+    paused: bool = False
+
+
+@functools.cache
+def _schema() -> Schema:
+    return spec_schema()
+
+
+def parse(manifest: Mapping[str, Any], source: str = "") -> InferenceService:
+    """The service that `manifest` describes. `source` (a file's name) leads the error's text.
+
+    Raises:
+        ResourceError: with every problem found, each with its path, value and way out.
+    """
+    _refuse(_envelope_problems(manifest), source)
+    metadata, spec = manifest["metadata"], with_defaults(_schema(), manifest["spec"])
+    _refuse(_name_problems(metadata.get("name")) + problems_of(_schema(), spec, "spec"), source)
+    _refuse(_engine_problems(spec), source)
+    return _built(metadata, spec)
+
+
+def dropped_fields(last_applied: Mapping[str, Any]) -> list[SettingError]:
+    """Unknown fields of the manifest that a user applied, where the API server dropped them without a word.
+
+    Only those; whether the rest is right shows in the object itself.
+    """
+    spec = last_applied.get("spec")
+    return unknown_fields(_schema(), spec, "spec") if isinstance(spec, Mapping) else []
+
+
+def load_documents(text: str, source: str) -> list[dict[str, Any]]:
+    """The InferenceService manifests of a YAML text; empty documents are skipped.
+
+    Raises:
+        ResourceError: not YAML, nothing in it, or something else than an InferenceService of our version.
+    """
+    try:
+        documents = [d for d in yaml.safe_load_all(text) if d is not None]
+    except yaml.YAMLError as error:
+        raise ResourceError([SettingError("document", None, f"not YAML: {_one_line(error)}")], source) from None
+    if not documents:
+        raise ResourceError([SettingError("document", None, f"holds no {KIND}")], source)
+    _refuse([p for d in documents for p in _envelope_problems(d)], source)
+    return documents
+
+
+def _one_line(error: yaml.YAMLError) -> str:
+    return " ".join(str(error).split())
+
+
+def _refuse(problems: list[SettingError], source: str) -> None:
+    if problems:
+        raise ResourceError(problems, source)
+
+
+def _envelope_problems(manifest: Any) -> list[SettingError]:
+    if not isinstance(manifest, Mapping):
+        return [SettingError("document", manifest, f"must be a mapping with kind: {KIND}")]
+    out = []
+    for field, right in (("apiVersion", API_VERSION), ("kind", KIND)):
+        if manifest.get(field) != right:
+            out.append(SettingError(field, manifest.get(field), f"must be {right}"))
+    if out:
+        return out
+    out = unknown_fields(_ENVELOPE, manifest, "")
+    for field in ("metadata", "spec"):
+        if not isinstance(manifest.get(field), Mapping):
+            out.append(SettingError(field, manifest.get(field), "must be a mapping"))
+    return [p.renamed(p.field.removeprefix(".")) for p in out]
+
+
+def _name_problems(name: Any) -> list[SettingError]:
+    if not isinstance(name, str) or not name:
+        return [SettingError("metadata.name", name, "is required")]
+    if len(name) > MAX_SERVICE_NAME_LENGTH:
+        problem = f"has {len(name)} characters; at most {MAX_SERVICE_NAME_LENGTH} fit into the names of its children"
+        return [SettingError("metadata.name", name, problem)]
+    if not _DNS_LABEL.fullmatch(name):
+        problem = "must be a DNS label: a lower-case letter, then letters, digits and dashes, and no dash at the end"
+        return [SettingError("metadata.name", name, problem)]
+    return []
+
+
+def _engine_problems(spec: Mapping[str, Any]) -> list[SettingError]:
+    """What EngineConfig refuses though the schema cannot say it."""
+    try:
+        EngineConfig.from_mapping(camel_to_snake(spec.get("engine", {})))
+    except SettingError as error:
+        return [error.renamed(f"spec.engine.{camel_of(error.field)}")]
+    return []
+
+
+def _built(metadata: Mapping[str, Any], spec: Mapping[str, Any]) -> InferenceService:
+    scaling = spec.get("autoscaling")
+    annotations = metadata.get("annotations") or {}
+    return InferenceService(
+        name=metadata["name"],
+        namespace=metadata.get("namespace") or "default",
+        uid=metadata.get("uid") or "",
+        generation=metadata.get("generation") or 0,
+        model=_model(spec["model"], metadata["name"]),
+        engine=camel_to_snake(spec.get("engine", {})),
+        replicas=None if scaling else spec.get("replicas", 1),
+        autoscaling=_autoscaling(scaling) if scaling else None,
+        resources=spec.get("resources", {}),
+        template=spec.get("template", {}),
+        image=spec.get("image"),
+        image_pull_policy=spec.get("imagePullPolicy"),
+        api_key_secret=_secret(spec.get("apiKeySecretRef")),
+        cache=_cache(spec.get("cache")),
+        rollout=Rollout(spec["rollout"]["maxSurge"], spec["rollout"]["maxUnavailable"]),
+        drain_seconds=spec["drainSeconds"],
+        startup_seconds=spec["startupSeconds"],
+        paused=str(annotations.get(ANNOTATION_PAUSED, "")).lower() == "true",
+    )
+
+
+def _model(model: Mapping[str, Any], name: str) -> ModelSource:
+    scheme, _, rest = model["uri"].partition("://")
+    claim, path = None, rest
+    if scheme == "pvc":
+        claim, _, path = rest.partition("/")
+    served = model.get("servedName", name)
+    token = _secret(model.get("tokenSecretRef"))
+    return ModelSource(model["uri"], scheme, path, served, claim, model.get("revision"), token)
+
+
+def _autoscaling(scaling: Mapping[str, Any]) -> Autoscaling:
+    targets, behavior = scaling["targets"], scaling["behavior"]
+    return Autoscaling(
+        min_replicas=scaling["minReplicas"],
+        max_replicas=scaling["maxReplicas"],
+        queue_time_seconds=float(targets["queueTimeSeconds"]),
+        batch_utilization=float(targets["batchUtilization"]),
+        kv_cache_utilization=float(targets["kvCacheUtilization"]),
+        scale_up=_scaling_rules(behavior["scaleUp"]),
+        scale_down=_scaling_rules(behavior["scaleDown"]),
+        idle_seconds=scaling["idleSeconds"],
+    )
+
+
+def _scaling_rules(rules: Mapping[str, Any]) -> ScalingRules:
+    policies = tuple(Policy(p["type"], p["value"], p["periodSeconds"]) for p in rules["policies"])
+    return ScalingRules(rules["stabilizationWindowSeconds"], rules["selectPolicy"], policies)
+
+
+def _secret(reference: Mapping[str, Any] | None) -> SecretKey | None:
+    return SecretKey(reference["name"], reference["key"]) if reference else None
+
+
+def _cache(cache: Mapping[str, Any] | None) -> Cache | None:
+    return Cache(cache.get("pvc"), cache.get("size"), cache.get("storageClass")) if cache else None
