@@ -1,1 +1,93 @@
-"""Builds an EngineCore from an EngineConfig: the one place that joins scheduler, model and sampler."""
+"""Builds an EngineCore from an EngineConfig: the one place that joins scheduler, model, sampler and grammars."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from pagetide_spec.config import EngineConfig
+
+from ..model.loader import LoadedModel, load
+from ..model.memory import bytes_per_token, kv_blocks
+from ..model.runner import Runner
+from ..text.tokenizer import Tokenizer
+from .core import EngineCore
+from .messages import Ready
+from .sampler import Sampler
+from .scheduler import Scheduler, SchedulerConfig
+from .structure import StructureCompiler
+
+log = logging.getLogger(__name__)
+
+# (sequences at once, tokens a step) where EngineConfig leaves them open.
+GPU_BATCH = (256, 8192)
+CPU_BATCH = (64, 2048)
+
+
+def create_core(config: EngineConfig, progress: Callable[[str, float], None]) -> EngineCore:
+    """Load the model and set up the engine around it; `progress(stage, fraction)` is told how far it is.
+
+    Raises:
+        SettingError: a setting that this model or machine cannot fulfil.
+        PagetideError: the model cannot be loaded.
+    """
+    loaded = load(config, progress)
+    limits = scheduler_config(config, loaded)
+    ready = _ready(limits, loaded)
+    eos = frozenset(loaded.eos_token_ids)
+    return EngineCore(
+        Scheduler(limits, _log_block_event if config.log_blocks else None),
+        Runner(loaded, limits.num_blocks, limits.num_swap_blocks, limits.block_size),
+        Sampler(loaded.vocab_size, loaded.device, eos_token_ids=eos, seed=config.seed),
+        StructureCompiler(Tokenizer.load(config), eos),
+        ready,
+    )
+
+
+def scheduler_config(config: EngineConfig, loaded: LoadedModel) -> SchedulerConfig:
+    """The scheduler's settings: those of `config`, completed by what model, device and memory allow."""
+    default_seqs, default_tokens = CPU_BATCH if loaded.device.type == "cpu" else GPU_BATCH
+    num_blocks, num_swap_blocks = kv_blocks(config, loaded)
+    return SchedulerConfig(
+        block_size=config.block_size,
+        num_blocks=num_blocks,
+        num_swap_blocks=num_swap_blocks,
+        max_num_seqs=config.max_num_seqs or default_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens or default_tokens,
+        max_model_len=loaded.max_model_len,
+        enable_prefix_caching=config.enable_prefix_caching,
+        enable_chunked_prefill=config.enable_chunked_prefill,
+        policy=config.scheduling_policy,
+        preemption_mode=config.preemption_mode,
+        max_queue_len=config.max_queue_len,
+        eos_token_ids=frozenset(loaded.eos_token_ids),
+        kv_bytes_per_token=bytes_per_token(loaded),
+    )
+
+
+def _ready(limits: SchedulerConfig, loaded: LoadedModel) -> Ready:
+    return Ready(
+        max_model_len=loaded.max_model_len,
+        vocab_size=loaded.vocab_size,
+        eos_token_ids=sorted(loaded.eos_token_ids),
+        max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        block_size=limits.block_size,
+        num_blocks=limits.num_blocks,
+        num_swap_blocks=limits.num_swap_blocks,
+        dtype=str(loaded.dtype).removeprefix("torch."),
+        device=_device_name(loaded.device),
+        attention=loaded.attention_name,
+    )
+
+
+def _device_name(device: torch.device) -> str:
+    return "cpu" if device.type == "cpu" else torch.cuda.get_device_name(device)
+
+
+def _log_block_event(event: str, request_id: str, index: int, block_ids: Sequence[int]) -> None:
+    fields: dict[str, Any] = {"request_id": request_id, "index": index, "blocks": list(block_ids)}
+    log.info("%s blocks %s of request %s, answer %d", event, fields["blocks"], request_id, index, extra=fields)

@@ -59,6 +59,7 @@ class Sampler:
         self._eos_token_ids = eos_token_ids
         self._uniform = Uniform(seed)
 
+    @torch.inference_mode()
     def sample(self, logits: torch.Tensor, sequences: list[Sequence]) -> Sampled:
         """One token for each sequence.
 
