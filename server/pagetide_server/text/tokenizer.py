@@ -1,0 +1,221 @@
+"""Tokenizer: text to token ids and back, on the `tokenizers` library alone, so that the API process needs no torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, processors
+from tokenizers import Tokenizer as Backend
+
+from pagetide_spec.config import EngineConfig
+from pagetide_spec.errors import SettingError
+
+from .vocabulary import Vocabulary
+
+NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class Tokenizer:
+    """One model's tokenizer. Safe to use from several threads.
+
+    Attributes:
+        vocab_size: token ids lie in `range(vocab_size)`; a model's logits may be wider.
+        eos_token_ids: tokens that end an answer.
+        special_ids: tokens that are no part of a text.
+        special_tokens: texts of the named tokens (`bos_token`, `eos_token`, ...) as chat templates expect them.
+        chat_templates: the model's own templates by name; the usual one is `default`.
+    """
+
+    def __init__(self, backend: Backend, settings: Mapping[str, Any], eos_token_ids: Iterable[int] = ()) -> None:
+        """Wrap a tokenizer of the `tokenizers` library.
+
+        Args:
+            backend: the tokenizer; what `settings` demand of it is added to it.
+            settings: content of tokenizer_config.json, with `chat_template` as found.
+            eos_token_ids: further tokens that end an answer, beside the tokenizer's own.
+        """
+        self._backend = backend
+        self.special_tokens = {name: _content(settings[name]) for name in NAMED_TOKENS if settings.get(name)}
+        _complete(backend, settings, self.special_tokens)
+        backend.no_padding()
+        backend.no_truncation()
+        self._vocabulary = Vocabulary(backend)
+        own = backend.token_to_id(self.special_tokens.get("eos_token", ""))
+        self.eos_token_ids = frozenset(eos_token_ids) | ({own} if own is not None else frozenset())
+        self.vocab_size = self._vocabulary.size
+        self.special_ids = self._vocabulary.special_ids
+        self.chat_templates = _templates(settings.get("chat_template"))
+
+    @classmethod
+    def load(cls, config: EngineConfig) -> Tokenizer:
+        """The tokenizer of `config.model`, or of `config.tokenizer` where that is set.
+
+        Raises:
+            SettingError: there is no tokenizer to be had; names the setting and the folder.
+        """
+        from ..model import files
+
+        return cls.from_folder(files.resolve(config), "tokenizer" if config.tokenizer else "model")
+
+    @classmethod
+    def from_folder(cls, folder: Path, field: str = "model") -> Tokenizer:
+        """The tokenizer whose tokenizer.json lies in `folder`.
+
+        Raises:
+            SettingError: the file is missing or broken; `field` is the setting to name.
+        """
+        path = folder / "tokenizer.json"
+        if not path.is_file():
+            raise SettingError(field, str(folder), "has no tokenizer.json; set --tokenizer to a folder that has one")
+        try:
+            backend = Backend.from_file(str(path))
+        except Exception as error:
+            raise SettingError(field, str(path), f"is no readable tokenizer: {error}") from error
+        return cls(backend, _settings(folder), _eos_ids(folder))
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether the model brings a chat template of its own."""
+        return bool(self.chat_templates)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`; `add_special_tokens` puts the model's begin token (or what it wants) around it."""
+        return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def encode_batch(self, texts: list[str], add_special_tokens: bool = True) -> list[list[int]]:
+        """`encode` of several texts at once, on as many cores as there are."""
+        return [list(e.ids) for e in self._backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)]
+
+    def decode(self, token_ids: Iterable[int], skip_special_tokens: bool = True) -> str:
+        """The text of `token_ids`; bytes that are no UTF-8 become replacement characters, unknown ids nothing."""
+        text = self.decode_bytes(token_ids, skip_special_tokens).decode(errors="replace")
+        return text.removeprefix(" ") if self.strips_leading_space else text
+
+    def decode_bytes(self, token_ids: Iterable[int], skip_special_tokens: bool = True) -> bytes:
+        """The concatenated bytes of `token_ids`, with the leading space that some tokenizers put before a text."""
+        skipped = self.special_ids if skip_special_tokens else frozenset()
+        return b"".join(self._vocabulary.token_bytes(i) for i in token_ids if i not in skipped)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that one token adds inside a text: exact also for a part of a character. Unknown id: empty."""
+        return self._vocabulary.token_bytes(token_id)
+
+    def token_text(self, token_id: int) -> str:
+        r"""Readable text of one token; never fails and always is valid Unicode.
+
+        A token that is not whole characters is written as its bytes, as OpenAI's API does: `bytes:\xf0\x93`.
+        """
+        data = self._vocabulary.token_bytes(token_id)
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{b:02x}" for b in data)
+
+    @property
+    def strips_leading_space(self) -> bool:
+        """Whether a text of this tokenizer loses the space with which its first token begins."""
+        return self._vocabulary.strips_leading_space
+
+    def token_id(self, token: str) -> int | None:
+        """Id of a token by its name in the vocabulary, such as `<eos>`."""
+        found = self._backend.token_to_id(token)
+        return None if found is None else int(found)
+
+    def bad_word_ids(self, words: Iterable[str]) -> tuple[tuple[int, ...], ...]:
+        """Token sequences of words that must not come, each as written and behind a space (both begin words)."""
+        found: dict[tuple[int, ...], None] = {}
+        for word in words:
+            bare = word.lstrip(" ")
+            for form in (word, bare, " " + bare):
+                if ids := tuple(self.encode(form, add_special_tokens=False)):
+                    found[ids] = None
+        return tuple(found)
+
+
+def _content(token: Any) -> str:
+    """Text of a named token, which files write as a string or as an object."""
+    return str(token["content"] if isinstance(token, Mapping) else token)
+
+
+def _complete(backend: Backend, settings: Mapping[str, Any], named: Mapping[str, str]) -> None:
+    """Add to the tokenizer what only tokenizer_config.json knows: tokens, and begin and end of a text."""
+    have = {t.content for t in backend.get_added_tokens_decoder().values()}
+    listed = [token for _, token in sorted(_by_id(settings.get("added_tokens_decoder")).items())]
+    wanted = [AddedToken(**_token_arguments(token)) for token in listed if token["content"] not in have]
+    have |= {token.content for token in wanted}
+    wanted += [AddedToken(text, special=True, normalized=False) for text in named.values() if text not in have]
+    if wanted:
+        backend.add_tokens(wanted)
+    if backend.post_processor is None or "add_bos_token" in settings or "add_eos_token" in settings:
+        _frame(backend, settings, named)
+
+
+def _by_id(tokens: Mapping[str, Any] | None) -> dict[int, Any]:
+    return {int(i): token for i, token in (tokens or {}).items()}
+
+
+def _token_arguments(token: Mapping[str, Any]) -> dict[str, Any]:
+    known = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
+    return {name: token[name] for name in known if name in token}
+
+
+def _frame(backend: Backend, settings: Mapping[str, Any], named: Mapping[str, str]) -> None:
+    """Put begin and end token around texts as add_bos_token and add_eos_token say."""
+    begin = named.get("bos_token") if settings.get("add_bos_token") else None
+    end = named.get("eos_token") if settings.get("add_eos_token") else None
+    if begin is None and end is None and backend.post_processor is None:
+        return
+    # The name is written as a list: a template in one string would split a token that has a space.
+    single = [part for part in (begin, "$A", end) if part]
+    special = [(token, backend.token_to_id(token)) for token in (begin, end) if token]
+    backend.post_processor = processors.TemplateProcessing(
+        single=single, pair=[*single, *("$B:1" if part == "$A" else f"{part}:1" for part in single)],
+        special_tokens=special,
+    )  # fmt: skip
+
+
+def _templates(found: Any) -> dict[str, str]:
+    """Chat templates by name; files hold one text, or a list of named ones."""
+    if not found:
+        return {}
+    if isinstance(found, str):
+        return {"default": found}
+    if isinstance(found, Mapping):
+        return dict(found)
+    return {entry["name"]: entry["template"] for entry in found}
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    """tokenizer_config.json, with older files' special tokens and the chat templates that lie beside it."""
+    settings = _json(folder / "special_tokens_map.json") | _json(folder / "tokenizer_config.json")
+    single = folder / "chat_template.jinja"
+    more = sorted((folder / "additional_chat_templates").glob("*.jinja"))
+    templates = _templates(_json(folder / "chat_template.json").get("chat_template") or settings.get("chat_template"))
+    if single.is_file():
+        templates["default"] = single.read_text(encoding="utf-8")
+    templates |= {path.stem: path.read_text(encoding="utf-8") for path in more}
+    return settings | {"chat_template": templates}
+
+
+def _eos_ids(folder: Path) -> set[int]:
+    """End tokens that the model's own files name; generation_config.json is the more specific one."""
+    for name in ("generation_config.json", "config.json"):
+        found = _json(folder / name).get("eos_token_id")
+        if found is not None:
+            return {found} if isinstance(found, int) else set(found)
+    return set()
+
+
+def _json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise SettingError("model", str(path), f"is no JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise SettingError("model", str(path), "must hold a JSON object")
+    return content
