@@ -116,10 +116,34 @@ class EngineConfig:
     api_key: str | None = _setting(
         None, "Keys that clients must bring, separated by commas.", "server", unset="open to all", local=True
     )
+    api_key_file: str | None = _setting(
+        None, "File with one such key a line.", "server", unset="no file", local=True
+    )
+    cors_origins: str | None = _setting(
+        None, "Web origins that may call from a browser, separated by commas.", "server", unset="none"
+    )
+    max_body_mib: float = _setting(32.0, "Largest request body in MiB; more is answered 413.", "server", above=0)
+    max_n: int = _setting(128, "Largest `n` and `best_of` of a request.", "server", low=1, high=65536)
+    header_timeout_s: float = _setting(
+        30.0, "Seconds that a client gets to send its request, header and body each.", "server", above=0
+    )
+    keep_alive_s: float = _setting(75.0, "Seconds that an idle connection is kept open.", "server", low=0)
+    tool_call_parser: Literal["auto", "none", "hermes", "llama3", "mistral"] = _setting(
+        "auto", "How the model writes tool calls; auto reads it off the chat template.", "server"
+    )
+    reasoning_parser: Literal["none", "think", "think_open"] = _setting(
+        "none",
+        "Split reasoning from the answer: think expects <think>...</think>, think_open a template that opens the tag.",
+        "server",
+    )
+    metrics_compat: Literal["none", "vllm"] = _setting(
+        "none", "Export the metrics under vLLM's names as well.", "server"
+    )
     shutdown_timeout_s: float = _setting(
         30.0, "Seconds that running requests get to finish after SIGTERM.", "server", low=0
     )
     log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "Least severe level to log.", "server")
+    log_format: Literal["text", "json"] = _setting("text", "Form of log lines.", "server")
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

@@ -105,3 +105,29 @@ GATEWAY_METRICS: dict[str, Metric] = {
         _histogram("gateway_first_byte_seconds", "Arrival to the first byte of the replica's answer.", LATENCY_BUCKETS),
     )
 }
+
+
+# ---- the same facts under vLLM's names (`--metrics-compat vllm`)
+
+# vLLM's name -> (ours, {our label: vLLM's label}). The kind and the buckets are those of our metric.
+VLLM_METRICS: dict[str, tuple[str, dict[str, str]]] = {
+    "vllm:num_requests_running": ("requests_running", {}),
+    "vllm:num_requests_waiting": ("requests_waiting", {}),
+    "vllm:num_requests_swapped": ("requests_swapped", {}),
+    "vllm:kv_cache_usage_perc": ("kv_cache_utilization_ratio", {}),
+    "vllm:gpu_cache_usage_perc": ("kv_cache_utilization_ratio", {}),
+    "vllm:prompt_tokens_total": ("prompt_tokens_total", {}),
+    "vllm:generation_tokens_total": ("generation_tokens_total", {}),
+    "vllm:prefix_cache_queries_total": ("prefix_cache_query_tokens_total", {}),
+    "vllm:prefix_cache_hits_total": ("prefix_cache_hit_tokens_total", {}),
+    "vllm:request_success_total": ("requests_total", {"finish_reason": "finished_reason"}),
+    "vllm:num_preemptions_total": ("preemptions_total", {"mode": ""}),
+    "vllm:request_queue_time_seconds": ("request_queue_seconds", {}),
+    "vllm:time_to_first_token_seconds": ("time_to_first_token_seconds", {}),
+    "vllm:inter_token_latency_seconds": ("inter_token_seconds", {}),
+    "vllm:time_per_output_token_seconds": ("inter_token_seconds", {}),
+    "vllm:e2e_request_latency_seconds": ("request_seconds", {}),
+    "vllm:request_prompt_tokens": ("request_prompt_tokens", {}),
+    "vllm:request_generation_tokens": ("request_generation_tokens", {}),
+    "vllm:iteration_tokens_total": ("engine_step_tokens", {}),
+}

@@ -58,6 +58,9 @@ class Compilation(Protocol):
     def poll(self) -> Grammar | None:
         """The grammar, or None while it is not ready; raises a PagetideError that is the client's fault."""
 
+    def is_settled(self) -> bool:
+        """Whether `poll` would now give a grammar or raise."""
+
 
 class Compiler(Protocol):
     """Compiles structures beside the loop (structure.py)."""
@@ -133,11 +136,11 @@ class EngineCore:
         return [_ended(message, i) for i in range(entry.sequences_left)]
 
     def has_work(self) -> bool:
-        """Whether a step would compute something now."""
-        return self._scheduler.has_work()
+        """Whether a step would do something now."""
+        return self._scheduler.has_work() or any(c.is_settled() for c in self._compiling.values())
 
     def is_waiting(self) -> bool:
-        """Whether a request waits for its grammar to be compiled; `step` takes it up when it is."""
+        """Whether a request waits for its grammar to be compiled."""
         return bool(self._compiling)
 
     # ---- one step

@@ -118,11 +118,15 @@ class Compilation:
         Raises:
             StructureError: it cannot be compiled, or takes too long.
         """
-        if self._future.done():
-            return self._future.result()
-        if time.monotonic() - self._started > MAX_COMPILE_SECONDS:
+        if not self.is_settled():
+            return None
+        if not self._future.done():
             raise _too_slow()
-        return None
+        return self._future.result()
+
+    def is_settled(self) -> bool:
+        """Whether `poll` would now give a grammar or raise."""
+        return self._future.done() or time.monotonic() - self._started > MAX_COMPILE_SECONDS
 
     def wait(self) -> Grammar:
         """The grammar, when it is ready. Raises like `poll`."""

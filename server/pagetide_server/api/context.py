@@ -1,0 +1,83 @@
+"""What all routes share: settings, engine, tokenizer, metrics, life cycle. Set up once, filled while the model loads."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+import uuid
+from pathlib import Path
+
+from fastapi import Request
+
+from pagetide_spec.config import EngineConfig
+
+from ..engine.client import EngineClient
+from .errors import ApiError, unavailable
+from .lifecycle import Lifecycle
+from .metrics import ServerMetrics
+from .prompts import Prompter
+from .validation import Limits
+
+
+@dataclasses.dataclass
+class Context:
+    """One server's state. `prompter` and `limits` come with the engine's readiness."""
+
+    config: EngineConfig
+    engine: EngineClient
+    metrics: ServerMetrics
+    lifecycle: Lifecycle
+    model_name: str
+    version: str
+    created: int = dataclasses.field(default_factory=lambda: int(time.time()))
+    prompter: Prompter | None = None
+
+    def serving(self) -> Prompter:
+        """The prompter, if the server takes requests now.
+
+        Raises:
+            ApiError: 503 while loading, draining, or without a working engine.
+        """
+        if (reason := self.lifecycle.why_closed()) or (reason := self.engine.why_unhealthy()):
+            raise unavailable(reason)
+        if self.prompter is None:
+            raise unavailable("the model is still loading")
+        return self.prompter
+
+    @property
+    def limits(self) -> Limits:
+        """What requests may ask for."""
+        ready = self.engine.ready
+        return Limits(ready.max_model_len, ready.vocab_size, self.config.max_n, self.config.seed)
+
+    def check_model(self, name: str | None) -> None:
+        """Refuse another model than the one served; none at all means that one.
+
+        Raises:
+            ApiError: 404.
+        """
+        if name is not None and name != self.model_name:
+            message = f"the model {name[:200]!r} does not exist; this server has {self.model_name!r}"
+            raise ApiError(404, message, param="model", code="model_not_found")
+
+
+def served_name(config: EngineConfig) -> str:
+    """The name that clients give: as set, or the hub id, or the last part of a path."""
+    if config.served_model_name:
+        return config.served_model_name
+    if not Path(config.model).exists():
+        return config.model
+    path = Path(config.model).resolve()
+    return path.stem if path.suffix == ".gguf" else path.name
+
+
+def context_of(request: Request) -> Context:
+    """The server's state, from a request."""
+    context = request.app.state.context
+    assert isinstance(context, Context)
+    return context
+
+
+def new_id(prefix: str) -> str:
+    """A fresh id such as cmpl-0f3a..."""
+    return f"{prefix}-{uuid.uuid4().hex}"

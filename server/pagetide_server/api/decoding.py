@@ -1,0 +1,97 @@
+"""Request body to struct. Every fault is one sentence with the field, what was given and what would be right."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from typing import Any, TypeVar
+
+import msgspec
+
+from .errors import ApiError, invalid
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+_PATH = re.compile(r"^(?P<problem>.*?)(?: - at `(?P<path>[^`]*)`)?$", re.DOTALL)
+_UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*)`$", re.DOTALL)
+_MISSING = re.compile(r"Object missing required field `(?P<name>.*)`$", re.DOTALL)
+_BYTE = re.compile(r"\(byte (\d+)\)")
+_FIELD_BEFORE = re.compile(rb'"([A-Za-z_]{1,64})"\s*:\s*(?:\{[^{}]{0,200})?[-\w.+]*$')
+_NO_NUMBER = re.compile(rb"-?(?:NaN|Infinity)")
+_STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]")
+NAME_LENGTH = 80
+
+
+def parse(raw: bytes, kind: type[T]) -> T:
+    """The body as a `kind`.
+
+    Raises:
+        ApiError: 400; the body is no JSON, or not of this form.
+    """
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except msgspec.ValidationError as error:
+        raise _explained(str(error), raw, kind) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise _malformed(str(error), raw) from None
+    except RecursionError:
+        raise invalid("the body is nested too deeply") from None
+
+
+def unknown_field(name: str, kind: type[msgspec.Struct], path: str = "") -> ApiError:
+    """400 for a field that does not exist, with the nearest one that does."""
+    near = difflib.get_close_matches(name[:NAME_LENGTH], kind.__struct_fields__, n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    shown = f"{path}.{name}" if path else name
+    return invalid(f"{shown[:NAME_LENGTH]}: no such field{hint}", shown[:NAME_LENGTH], "unknown_field")
+
+
+def shorten(value: Any) -> str:
+    """A value as error messages show it."""
+    text = repr(value)
+    return text if len(text) <= NAME_LENGTH else text[: NAME_LENGTH - 3] + "..."
+
+
+def _explained(text: str, raw: bytes, kind: type[msgspec.Struct]) -> ApiError:
+    match = _PATH.match(text)
+    problem, path = (match["problem"], (match["path"] or "$")) if match else (text, "$")
+    field = path.removeprefix("$").removeprefix(".")
+    if found := _UNKNOWN.match(problem):
+        return unknown_field(found["name"], _struct_at(kind, field), field)
+    if found := _MISSING.match(problem):
+        name = f"{field}.{found['name']}" if field else found["name"]
+        return invalid(f"{name}: is required", name, "missing_field")
+    if not field:
+        return invalid(f"the body must be a JSON object: {problem}")
+    problem = problem[:1].lower() + problem[1:].replace("`", "")
+    return invalid(f"{field}: {_value_at(raw, path)}: {problem}", field, "invalid_value")
+
+
+def _struct_at(kind: type[msgspec.Struct], field: str) -> type[msgspec.Struct]:
+    """The struct to which the path of a nested field leads; only one level deep there are any."""
+    from .protocol import StreamOptions, StructuredOutputs
+
+    return {"stream_options": StreamOptions, "structured_outputs": StructuredOutputs}.get(field, kind)
+
+
+def _value_at(raw: bytes, path: str) -> str:
+    try:
+        value = msgspec.json.decode(raw)
+        for name, index in _STEP.findall(path):
+            value = value[int(index)] if index else value[name]
+    except (msgspec.DecodeError, LookupError, TypeError, ValueError, RecursionError):
+        return "wrong value"
+    return shorten(value)
+
+
+def _malformed(text: str, raw: bytes) -> ApiError:
+    place = _BYTE.search(text)
+    if place is None:
+        return invalid(f"the body is not valid JSON: {text}")
+    at = int(place[1])
+    before = _FIELD_BEFORE.search(raw[max(0, at - 400) : at])
+    field = before[1].decode() if before else None
+    # The reported place may lie at the second character of -Infinity.
+    if _NO_NUMBER.match(raw, at) or _NO_NUMBER.match(raw, max(0, at - 1)):
+        return invalid(f"{field or 'the body'}: NaN and Infinity are not allowed", field, "invalid_value")
+    return invalid(f"the body is not valid JSON: {text}", field)

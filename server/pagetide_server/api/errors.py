@@ -1,0 +1,102 @@
+"""Errors as clients see them: OpenAI error objects with the right status, translated once, here."""
+
+from __future__ import annotations
+
+import http
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+
+from pagetide_spec.errors import PagetideError
+
+from ..engine.client import EngineDead
+from ..engine.messages import SequenceOutput
+
+log = logging.getLogger(__name__)
+
+RETRY_AFTER_SECONDS = 1
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    408: "timeout_error",
+    413: "invalid_request_error",
+    422: "invalid_request_error",
+    429: "rate_limit_error",
+    500: "internal_error",
+    503: "service_unavailable_error",
+}
+
+
+class ApiError(Exception):
+    """An answer that is an error: its HTTP status, and the fields of OpenAI's error object."""
+
+    def __init__(
+        self, status: int, message: str, *, param: str | None = None, code: str | int | None = None, retry: bool = False
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param = status, message, param
+        self.code = code if code is not None else status
+        self.headers = {"retry-after": str(RETRY_AFTER_SECONDS)} if retry else {}
+
+    def body(self) -> dict[str, Any]:
+        """The error object."""
+        kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "internal_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    def response(self, headers: Mapping[str, str] | None = None) -> Response:
+        """The whole HTTP answer."""
+        content = msgspec.json.encode(self.body())
+        return Response(content, self.status, {**self.headers, **(headers or {})}, "application/json")
+
+
+def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    """400: the client must change its request."""
+    return ApiError(400, message, param=param, code=code)
+
+
+def unavailable(message: str) -> ApiError:
+    """503: try again later, or elsewhere."""
+    return ApiError(503, message, code="unavailable", retry=True)
+
+
+def refusal(output: SequenceOutput) -> ApiError:
+    """The engine's error output as an answer."""
+    if output.error_kind == "invalid":
+        return invalid(output.error)
+    if output.error_kind == "queue_full":
+        return ApiError(429, output.error, code="queue_full", retry=True)
+    return ApiError(500, output.error or "the engine failed on this request", code="engine_error")
+
+
+def translate(error: BaseException) -> ApiError:
+    """Any exception of a handler as an answer. What nobody expected is logged, and its text kept from the client."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, EngineDead):
+        return unavailable(f"the engine is gone: {error}")
+    if isinstance(error, PagetideError):
+        return invalid(str(error))
+    if isinstance(error, HTTPException):
+        phrase = http.HTTPStatus(error.status_code).phrase
+        return ApiError(error.status_code, f"{phrase}: {error.detail}" if error.detail != phrase else phrase)
+    log.error("unexpected error", exc_info=error)
+    return ApiError(500, "internal error; the server's log has the details", code="internal_error")
+
+
+async def handle(request: Request, error: Exception) -> Response:
+    """FastAPI exception handler for every kind of error."""
+    if isinstance(error, RequestValidationError):
+        return invalid("; ".join(str(e.get("msg")) for e in error.errors())).response()
+    answer = translate(error)
+    if isinstance(error, HTTPException) and error.status_code in (404, 405):
+        answer.message = f"{answer.message}: {request.method} {request.url.path}"
+        return answer.response(error.headers)
+    return answer.response()

@@ -1,0 +1,46 @@
+"""/livez, /readyz, /health and /metrics: open to all, and quick whatever the engine does."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from pagetide_spec.names import PATH_HEALTH, PATH_LIVE, PATH_METRICS, PATH_READY
+
+from .context import Context, context_of
+from .metrics import CONTENT_TYPE
+
+router = APIRouter()
+OPEN_PATHS = frozenset({PATH_LIVE, PATH_READY, PATH_HEALTH, PATH_METRICS})
+
+
+@router.get(PATH_LIVE)
+async def live(request: Request) -> Response:
+    """200 unless a restart is the only cure. Loading and draining are alive."""
+    return _answer(context_of(request).engine.why_unhealthy())
+
+
+@router.get(PATH_READY)
+async def ready(request: Request) -> Response:
+    """200 while requests are taken."""
+    return _answer(_why_unready(context_of(request)))
+
+
+@router.get(PATH_HEALTH)
+async def health(request: Request) -> Response:
+    """The same as /readyz, under the name that vLLM's users know."""
+    return _answer(_why_unready(context_of(request)))
+
+
+@router.get(PATH_METRICS)
+async def metrics(request: Request) -> Response:
+    """Prometheus' text format."""
+    return Response(context_of(request).metrics.render(), headers={"content-type": CONTENT_TYPE})
+
+
+def _why_unready(context: Context) -> str | None:
+    return context.lifecycle.why_closed() or context.engine.why_unhealthy()
+
+
+def _answer(problem: str | None) -> Response:
+    return Response(problem or "ok", 503 if problem else 200, media_type="text/plain")

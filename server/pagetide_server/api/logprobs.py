@@ -1,0 +1,82 @@
+"""Log probabilities in the two forms of the OpenAI API. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..engine.messages import TokenLogprobs
+from ..text.tokenizer import Tokenizer
+
+# JSON has no -Infinity; OpenAI writes this for a token that cannot come.
+LOWEST = -9999.0
+
+
+def finite(logprob: float) -> float:
+    """A log probability that JSON can carry."""
+    return logprob if logprob > LOWEST else LOWEST
+
+
+def completion_logprobs(
+    tokenizer: Tokenizer, ids: Sequence[int], entries: Sequence[TokenLogprobs | None], offset: int
+) -> dict[str, Any]:
+    """The form of /v1/completions. An entry of None (the first prompt token) has no log probability.
+
+    `offset` is the place in the text of the first token.
+    """
+    tokens = [tokenizer.token_text(i) for i in ids]
+    offsets = []
+    for token in tokens:
+        offsets.append(offset)
+        offset += len(token)
+    return {
+        "text_offset": offsets,
+        "token_logprobs": [finite(e.logprob) if e else None for e in entries],
+        "tokens": tokens,
+        "top_logprobs": [_top(tokenizer, e) if e else None for e in entries],
+    }
+
+
+def _top(tokenizer: Tokenizer, entry: TokenLogprobs) -> dict[str, float]:
+    """Token text to log probability. Of two tokens with one text, the likelier one is kept."""
+    top: dict[str, float] = {}
+    for token_id, logprob in zip(entry.top_ids, entry.top_logprobs, strict=True):
+        top.setdefault(tokenizer.token_text(token_id), finite(logprob))
+    top.setdefault(tokenizer.token_text(entry.token_id), finite(entry.logprob))
+    return top
+
+
+def chat_logprobs(tokenizer: Tokenizer, entries: Sequence[TokenLogprobs]) -> dict[str, Any]:
+    """The form of /v1/chat/completions."""
+    return {"content": [_chat_entry(tokenizer, e) for e in entries], "refusal": None}
+
+
+def _chat_entry(tokenizer: Tokenizer, entry: TokenLogprobs) -> dict[str, Any]:
+    top = zip(entry.top_ids, entry.top_logprobs, strict=True)
+    return {
+        **_chat_token(tokenizer, entry.token_id, entry.logprob),
+        "top_logprobs": [_chat_token(tokenizer, token_id, logprob) for token_id, logprob in top],
+    }
+
+
+def _chat_token(tokenizer: Tokenizer, token_id: int, logprob: float) -> dict[str, Any]:
+    return {
+        "token": tokenizer.token_text(token_id),
+        "logprob": finite(logprob),
+        "bytes": list(tokenizer.token_bytes(token_id)),
+    }
+
+
+def prompt_logprobs(tokenizer: Tokenizer, entries: Sequence[TokenLogprobs | None]) -> list[dict[str, Any] | None]:
+    """vLLM's form for prompts: for each token, what is known of it and of the likeliest ones, by token id."""
+    return [_prompt_entry(tokenizer, e) if e else None for e in entries]
+
+
+def _prompt_entry(tokenizer: Tokenizer, entry: TokenLogprobs) -> dict[str, Any]:
+    ranked = enumerate(zip(entry.top_ids, entry.top_logprobs, strict=True), start=1)
+    rows = [(token_id, logprob, rank) for rank, (token_id, logprob) in ranked]
+    rows.append((entry.token_id, entry.logprob, entry.rank))
+    return {
+        str(token_id): {"logprob": finite(logprob), "rank": rank, "decoded_token": tokenizer.token_text(token_id)}
+        for token_id, logprob, rank in rows
+    }

@@ -1,0 +1,172 @@
+"""What surrounds every route: request ids, keys, body size and time, counting, and the access line."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import re
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from pagetide_spec.names import HEADER_REQUEST_ID
+
+from .context import Context
+from .errors import ApiError, translate
+from .health import OPEN_PATHS
+
+access = logging.getLogger("pagetide.access")
+
+_PLAIN_ID = re.compile(r"[!-~]{1,128}")
+UNMATCHED = "unmatched"
+
+
+def request_id_of(headers: Headers) -> str:
+    """The client's request id if it is printable ASCII of sensible length, else a fresh one."""
+    given = headers.get(HEADER_REQUEST_ID, "")
+    return given if _PLAIN_ID.fullmatch(given) else uuid.uuid4().hex
+
+
+def key_matches(authorization: str, keys: Sequence[bytes]) -> bool:
+    """Whether an Authorization header brings one of the keys. Looks at all of them, each in constant time."""
+    scheme, _, given = authorization.partition(" ")
+    token = given.strip().encode()
+    # A list, not a generator: stopping at the first match would tell by time which key it was.
+    return any([hmac.compare_digest(token, key) for key in keys]) and scheme.lower() == "bearer"
+
+
+class BodyLimit:
+    """Hands on a request's body up to a size, and for a while."""
+
+    def __init__(self, receive: Receive, limit: int, seconds: float) -> None:
+        self._receive, self._limit, self._seconds = receive, limit, seconds
+        self._size = 0
+        self._complete = False
+
+    async def __call__(self) -> Message:
+        """The next message of the request.
+
+        Raises:
+            ApiError: 413 or 408.
+        """
+        if self._complete:
+            return await self._receive()
+        try:
+            async with asyncio.timeout(self._seconds):
+                message = await self._receive()
+        except TimeoutError:
+            raise ApiError(408, f"the request's body did not come within {self._seconds:g} s") from None
+        self._size += len(message.get("body", b""))
+        self._complete = not message.get("more_body", False)
+        if self._size > self._limit:
+            raise too_large(self._limit)
+        return message
+
+
+def too_large(limit: int) -> ApiError:
+    """413."""
+    return ApiError(413, f"the body is larger than {limit} bytes (--max-body-mib)", code="body_too_large")
+
+
+class Edge:
+    """The outermost ASGI application of a server."""
+
+    def __init__(self, app: ASGIApp, context: Context, keys: Sequence[str]) -> None:
+        self._app, self._context = app, context
+        self._keys = [key.encode() for key in keys]
+        self._limit = int(context.config.max_body_mib * 2**20)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        call = _Call(scope, send, request_id_of(Headers(scope=scope)))
+        try:
+            await self._answer(scope, receive, call)
+        except Exception as error:  # noqa: BLE001 - the last place where it can become an answer
+            await call.fail(error, scope, receive)
+        finally:
+            self._count(scope, call)
+
+    async def _answer(self, scope: Scope, receive: Receive, call: _Call) -> None:
+        headers = Headers(scope=scope)
+        open_to_all = scope["path"] in OPEN_PATHS
+        if self._keys and not open_to_all and not key_matches(headers.get("authorization", ""), self._keys):
+            raise ApiError(401, "a valid API key is needed: Authorization: Bearer KEY", code="invalid_api_key")
+        if int(headers.get("content-length", "0") or "0") > self._limit:
+            call.closes = True
+            raise too_large(self._limit)
+        limited = BodyLimit(receive, self._limit, self._context.config.header_timeout_s)
+        if open_to_all:
+            await self._app(scope, limited, call.send)
+            return
+        with self._context.lifecycle.request():
+            await self._app(scope, limited, call.send)
+
+    def _count(self, scope: Scope, call: _Call) -> None:
+        route = getattr(scope.get("route"), "path", UNMATCHED)
+        # 499: the client left before it had an answer.
+        code = call.status or 499
+        self._context.metrics.http(route, code)
+        if access.isEnabledFor(logging.INFO):
+            quiet = scope["path"] in OPEN_PATHS and code == 200
+            access.log(logging.DEBUG if quiet else logging.INFO, "%s", _line(scope, call, code), extra=call.fields())
+
+
+class _Call:
+    """One request's way through the application."""
+
+    def __init__(self, scope: Scope, send: Send, request_id: str) -> None:
+        self._scope, self._send = scope, send
+        self.request_id = request_id
+        self.status = 0
+        self.closes = False
+        self.began = time.monotonic()
+        scope.setdefault("state", {})["request_id"] = request_id
+
+    async def send(self, message: Message) -> None:
+        """Hand on a message of the response, with the request's id."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            headers = MutableHeaders(scope=message)
+            headers[HEADER_REQUEST_ID] = self.request_id
+            if self.closes:
+                headers["connection"] = "close"
+        await self._send(message)
+
+    async def fail(self, error: Exception, scope: Scope, receive: Receive) -> None:
+        """Answer with an error, unless an answer has begun."""
+        answer = translate(error)
+        if not self.status:
+            await answer.response()(scope, receive, self.send)
+
+    def fields(self) -> dict[str, Any]:
+        """What the access line tells, for structured logs."""
+        figures = self._scope.get("state", {}).get("figures") or {}
+        now = time.monotonic()
+        arrival, scheduled, first = (figures.get(k) for k in ("arrival", "scheduled", "first_token"))
+        times = {
+            "queue_s": scheduled - arrival if scheduled else None,
+            "prefill_s": first - scheduled if first and scheduled else None,
+            "decode_s": now - first if first else None,
+        }
+        counts = {k: figures.get(k) for k in ("prompt_tokens", "cached_tokens", "generated_tokens")}
+        return {
+            "request_id": self.request_id,
+            "seconds": round(now - self.began, 6),
+            **{k: round(v, 6) for k, v in times.items() if v is not None},
+            **{k: v for k, v in counts.items() if v is not None},
+        }
+
+
+def _line(scope: Scope, call: _Call, code: int) -> str:
+    client = scope.get("client") or ("-", 0)
+    figures = " ".join(f"{name}={value}" for name, value in call.fields().items())
+    path = scope["path"][:200].encode("unicode_escape").decode()
+    return f"{client[0]} {scope['method']} {path} {code} {figures}"

@@ -1,0 +1,55 @@
+"""Request bodies in the OpenAPI document: their schemas are made from the structs that decode them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+_REF = "#/components/schemas/{name}"
+
+
+def body_of(kind: type[msgspec.Struct], stream: bool = False) -> dict[str, Any]:
+    """Arguments of a route for a JSON body of `kind`; `stream`: it may answer with events."""
+    content: dict[str, Any] = {"application/json": {}}
+    if stream:
+        content["text/event-stream"] = {}
+    return {
+        "openapi_extra": {
+            "requestBody": {
+                "required": True,
+                "content": {"application/json": {"schema": {"$ref": _REF.format(name=kind.__name__)}}},
+            }
+        },
+        "responses": {200: {"description": "The answer", "content": content}, **ERRORS},
+    }
+
+
+_ERROR = {"description": "An error object", "content": {"application/json": {"schema": {"$ref": _REF.format(name="Error")}}}}  # fmt: skip
+ERRORS: dict[int | str, dict[str, Any]] = {code: _ERROR for code in (400, 401, 404, 405, 413, 429, 500, 503)}
+
+ERROR_SCHEMA = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "integer", "null"]},
+            },
+        }
+    },
+}
+
+
+def with_bodies(document: dict[str, Any], kinds: list[type[msgspec.Struct]]) -> dict[str, Any]:
+    """The document with the schemas of the request bodies, and without FastAPI's own form of errors."""
+    _, schemas = msgspec.json.schema_components(kinds, ref_template=_REF)
+    components = document.setdefault("components", {}).setdefault("schemas", {})
+    components.update(schemas)
+    components["Error"] = ERROR_SCHEMA
+    return document

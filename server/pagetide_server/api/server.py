@@ -1,0 +1,205 @@
+"""One server from start to exit: the HTTP side answers from the first moment, the engine loads beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from importlib.metadata import PackageNotFoundError, version
+
+import uvicorn
+
+from pagetide_spec.config import EngineConfig
+from pagetide_spec.errors import PagetideError, SettingError
+
+from ..engine.client import EngineClient, EngineFailed
+from ..engine.launch import DEFAULT_CORE, EXIT_SETTING, EXIT_START
+from ..text.chat import configured
+from ..text.tokenizer import Tokenizer
+from .app import create_app
+from .connections import TimedProtocol
+from .context import Context, served_name
+from .lifecycle import Lifecycle
+from .metrics import ServerMetrics
+from .progress import LoadingProgress
+from .prompts import Prompter
+from .sockets import shown_address
+
+log = logging.getLogger("pagetide")
+
+# How long streams get to send their last event once the engine is gone or the drain is over.
+LAST_WORDS_SECONDS = 2.0
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class _Uvicorn(uvicorn.Server):
+    """uvicorn without its own signal handling: a drain must keep the port open."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class Server:
+    """Serves one model until a signal comes or the engine ends.
+
+    Args:
+        config: all settings.
+        keys: API keys; none: open to all.
+        core: what makes the engine's core, "module:attribute".
+        load_tokenizer: makes the tokenizer.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        keys: list[str],
+        core: str = DEFAULT_CORE,
+        load_tokenizer: Callable[[EngineConfig], Tokenizer] = Tokenizer.load,
+    ) -> None:
+        self._config, self._keys, self._core, self._load_tokenizer = config, keys, core, load_tokenizer
+        self._signals = 0
+        self._last_signal = signal.SIGTERM
+
+    async def run(self, listener: socket.socket) -> int:
+        """Serve on a listening socket; the exit code (launch.py, and 128 + signal after a second signal)."""
+        self._set_up()
+        self._signalled, self._hurried = asyncio.Event(), asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in SIGNALS:
+            loop.add_signal_handler(number, self._on_signal, number)
+        http = _Uvicorn(self._http_config())
+        serving = loop.create_task(http.serve([listener]))
+        try:
+            return await self._live(shown_address(listener, self._config.host))
+        finally:
+            http.should_exit = True
+            await serving
+            await self._context.engine.close()
+            if self._context.prompter is not None:
+                self._context.prompter.close()
+
+    def _set_up(self) -> None:
+        config = self._config
+        name, number = served_name(config), _version()
+        metrics = ServerMetrics(name, number, config.metrics_compat == "vllm")
+        self._progress = LoadingProgress()
+        engine = EngineClient(on_step=metrics.step, on_loading=self._progress.report)
+        self._context = Context(config, engine, metrics, Lifecycle(), name, number)
+
+    def _http_config(self) -> uvicorn.Config:
+        return uvicorn.Config(
+            create_app(self._context, self._keys),
+            http=TimedProtocol.with_timeout(self._config.header_timeout_s),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=max(1, round(self._config.keep_alive_s)),
+            timeout_graceful_shutdown=round(LAST_WORDS_SECONDS),
+            h11_max_incomplete_event_size=None,
+        )
+
+    # ---- phases
+
+    async def _live(self, address: str) -> int:
+        """Load, serve, drain; the exit code."""
+        loading = asyncio.ensure_future(self._load())
+        if not await self._unless_signalled(loading):
+            log.info("stopped while loading")
+            return 0
+        self._progress.close()
+        if isinstance(code := loading.result(), int) and code:
+            return code
+        context = self._context
+        context.metrics.ready = context.engine.ready
+        context.lifecycle.serve()
+        log.info("serving %s at %s", context.model_name, address)
+        if not await self._unless_signalled(asyncio.ensure_future(context.engine.died.wait())):
+            return await self._drain()
+        return await self._engine_died()
+
+    async def _load(self) -> int:
+        """Load tokenizer and model side by side; 0, or the exit code after a message."""
+        context, config = self._context, self._config
+        try:
+            _, (tokenizer, template) = await asyncio.gather(
+                context.engine.start(config, self._core), asyncio.to_thread(self._load_text)
+            )
+            context.prompter = await asyncio.to_thread(Prompter, tokenizer, template, context.limits)
+        except EngineFailed as error:
+            return self._say(str(error), error.exit_code)
+        except PagetideError as error:
+            return self._say(str(error), EXIT_SETTING if isinstance(error, SettingError) else EXIT_START)
+        return 0
+
+    def _load_text(self) -> tuple[Tokenizer, object]:
+        tokenizer = self._load_tokenizer(self._config)
+        return tokenizer, configured(self._config.chat_template, tokenizer)
+
+    async def _drain(self) -> int:
+        """Take no more requests, let running ones finish; a second signal or the time limit cuts them."""
+        context, limit = self._context, self._config.shutdown_timeout_s
+        context.lifecycle.drain()
+        log.info("draining: %d requests in flight, up to %g s", context.lifecycle.in_flight, limit)
+        ends = [asyncio.ensure_future(wait) for wait in (
+            context.lifecycle.idle(), self._hurried.wait(), context.engine.died.wait()
+        )]  # fmt: skip
+        await asyncio.wait(ends, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+        for end in ends:
+            end.cancel()
+        if context.engine.failure is not None:
+            return await self._engine_died()
+        if context.lifecycle.in_flight:
+            log.warning("cutting %d requests", context.lifecycle.in_flight)
+            context.engine.fail_open("the server is shutting down")
+            await self._last_words()
+        return 128 + self._last_signal if self._hurried.is_set() else 0
+
+    async def _engine_died(self) -> int:
+        failure = self._context.engine.failure
+        assert failure is not None
+        self._context.lifecycle.drain()
+        log.error("the engine is gone: %s", failure)
+        await self._last_words()
+        return failure.exit_code or EXIT_START
+
+    async def _last_words(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._context.lifecycle.idle(), LAST_WORDS_SECONDS)
+
+    # ---- signals
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        self._signals += 1
+        self._last_signal = number
+        self._signalled.set()
+        if self._signals > 1:
+            self._hurried.set()
+
+    async def _unless_signalled(self, work: asyncio.Future[object]) -> bool:
+        """Wait for `work`; False, and it is cancelled, if a signal comes first."""
+        signalled = asyncio.ensure_future(self._signalled.wait())
+        await asyncio.wait((work, signalled), return_when=asyncio.FIRST_COMPLETED)
+        signalled.cancel()
+        if work.done():
+            return True
+        work.cancel()
+        return False
+
+    def _say(self, message: str, code: int) -> int:
+        self._progress.close()
+        print(f"pagetide serve: error: {message}", file=sys.stderr, flush=True)
+        return code
+
+
+def _version() -> str:
+    try:
+        return version("pagetide")
+    except PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,84 @@
+"""Sending answers: server-sent events or one JSON document, given up as soon as the client is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from .errors import translate
+
+DONE = b"data: [DONE]\n\n"
+encode = msgspec.json.Encoder().encode
+
+Work = Callable[[Send], Awaitable[None]]
+
+
+def event(message: object) -> bytes:
+    """One server-sent event."""
+    return b"data: " + encode(message) + b"\n\n"
+
+
+class WatchedResponse(Response):
+    """Runs `work`, which sends the response, unless the client leaves first: then it is cancelled.
+
+    An error of `work` before it has sent anything is raised, so that it becomes an HTTP error.
+    """
+
+    def __init__(self, work: Work) -> None:
+        super().__init__()
+        self._work = work
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the response."""
+        work = asyncio.ensure_future(self._work(send))
+        gone = asyncio.ensure_future(_disconnected(receive))
+        try:
+            await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                scope.setdefault("state", {})["client_gone"] = True
+        finally:
+            for task in (work, gone):
+                if not task.done():
+                    task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await work
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def send_json(send: Send, message: object) -> None:
+    """Send a whole JSON answer."""
+    body = encode(message)
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def send_events(send: Send, parts: AsyncIterator[bytes]) -> None:
+    """Send a stream of events, closed by [DONE].
+
+    The head is sent with the first part, so that an error before it is still raised. A later one becomes an event.
+    """
+    first = await anext(parts)
+    headers = [
+        (b"content-type", b"text/event-stream; charset=utf-8"),
+        (b"cache-control", b"no-cache"),
+        (b"x-accel-buffering", b"no"),
+    ]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": first, "more_body": True})
+    tail = DONE
+    try:
+        async for part in parts:
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+    except Exception as error:  # noqa: BLE001 - whatever it is, the client must hear of it
+        tail = event(translate(error).body()) + DONE
+    await send({"type": "http.response.body", "body": tail})

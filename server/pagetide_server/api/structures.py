@@ -1,0 +1,102 @@
+"""`response_format`, `structured_outputs` and `guided_*` to one `Structure`. Pure; the engine compiles it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from ..engine.messages import Structure
+from .decoding import shorten
+from .errors import ApiError, invalid
+from .protocol import SamplingFields
+
+MAX_CHOICES = 4096
+
+
+def structure_of(request: SamplingFields) -> Structure | None:
+    """What the answer must look like, or None for free text.
+
+    Raises:
+        ApiError: 400; a wrong form, or more than one way at once.
+    """
+    asked = [(name, value) for name, value in _asked(request) if value is not None]
+    if not asked:
+        return None
+    if len(asked) > 1:
+        raise invalid(f"{' and '.join(name for name, _ in asked)}: only one of them can be asked for", asked[1][0])
+    return asked[0][1]
+
+
+def _asked(request: SamplingFields) -> list[tuple[str, Structure | None]]:
+    outputs = request.structured_outputs
+    found = [
+        ("response_format", _from_format(request.response_format)),
+        ("guided_json", _json("guided_json", request.guided_json)),
+        ("guided_regex", _text("regex", "guided_regex", request.guided_regex)),
+        ("guided_choice", _choice("guided_choice", request.guided_choice)),
+        ("guided_grammar", _text("grammar", "guided_grammar", request.guided_grammar)),
+    ]
+    if outputs is not None:
+        inner = [
+            ("structured_outputs.json", _json("structured_outputs.json", outputs.json)),
+            ("structured_outputs.regex", _text("regex", "structured_outputs.regex", outputs.regex)),
+            ("structured_outputs.choice", _choice("structured_outputs.choice", outputs.choice)),
+            ("structured_outputs.grammar", _text("grammar", "structured_outputs.grammar", outputs.grammar)),
+            ("structured_outputs.json_object", Structure(kind="json_object") if outputs.json_object else None),
+        ]
+        if all(value is None for _, value in inner):
+            raise invalid("structured_outputs: name one of json, regex, choice, grammar", "structured_outputs")
+        found += inner
+    return found
+
+
+def _from_format(given: dict[str, Any] | None) -> Structure | None:
+    if given is None or given.get("type") == "text":
+        return None
+    kind = given.get("type")
+    if kind == "json_object":
+        return Structure(kind="json_object")
+    if kind != "json_schema":
+        raise _wrong("response_format.type", kind, "must be text, json_object or json_schema")
+    wrapper = given.get("json_schema")
+    schema = wrapper.get("schema", wrapper.get("json_schema")) if isinstance(wrapper, dict) else None
+    if schema is None:
+        raise invalid("response_format.json_schema.schema: is required", "response_format.json_schema.schema")
+    return _json("response_format.json_schema.schema", schema)
+
+
+def _json(name: str, schema: Any) -> Structure | None:
+    if schema is None:
+        return None
+    if isinstance(schema, str):
+        try:
+            schema = msgspec.json.decode(schema)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise _wrong(name, schema, f"is not valid JSON: {error}") from None
+    if not isinstance(schema, dict | bool):
+        raise _wrong(name, schema, "must be a JSON schema, which is an object")
+    try:
+        return Structure(kind="json", value=msgspec.json.encode(schema).decode())
+    except RecursionError:
+        raise invalid(f"{name}: is nested too deeply", name) from None
+
+
+def _text(kind: Any, name: str, value: str | None) -> Structure | None:
+    if value is None:
+        return None
+    if not value:
+        raise _wrong(name, value, "must not be empty")
+    return Structure(kind=kind, value=value)
+
+
+def _choice(name: str, value: list[str] | None) -> Structure | None:
+    if value is None:
+        return None
+    if not 0 < len(value) <= MAX_CHOICES or not all(value):
+        raise _wrong(name, value, f"must be 1 to {MAX_CHOICES} texts, none of them empty")
+    return Structure(kind="choice", value=msgspec.json.encode(value).decode())
+
+
+def _wrong(name: str, value: object, problem: str) -> ApiError:
+    return invalid(f"{name}: {shorten(value)}: {problem}", name, "invalid_value")

@@ -1,0 +1,57 @@
+"""Token counts as clients see them."""
+
+from __future__ import annotations
+
+from fastapi import Request
+from msgspec import UNSET, UnsetType
+
+from .answer import Delta
+from .generation import Generation
+from .protocol import StreamOptions
+from .replies import PromptTokensDetails, Usage
+
+
+class UsageWriter:
+    """`usage` of one request, as its stream options want it."""
+
+    def __init__(self, options: StreamOptions | None, generation: Generation) -> None:
+        self._generation = generation
+        self.wanted = bool(options and options.include_usage)
+        self._continuous = bool(options and options.continuous_usage_stats and self.wanted)
+
+    def running(self) -> Usage | UnsetType:
+        """For a chunk that carries text: nothing, unless asked for."""
+        return self.final() if self._continuous else UNSET
+
+    def final(self) -> Usage:
+        """The counts so far."""
+        prompt, completion = self._generation.prompt_tokens, self._generation.completion_tokens
+        return Usage(prompt, completion, prompt + completion, PromptTokensDetails(self._generation.cached_tokens))
+
+
+def best(deltas: list[Delta], n: int, best_of: int | None) -> list[Delta]:
+    """Of each prompt's `best_of` whole answers the `n` whose tokens were likeliest on average, best first."""
+    if best_of is None or best_of <= n:
+        return deltas
+    groups = [deltas[i : i + best_of] for i in range(0, len(deltas), best_of)]
+    return [delta for group in groups for delta in sorted(group, key=_mean_logprob, reverse=True)[:n]]
+
+
+def _mean_logprob(delta: Delta) -> float:
+    entries = delta.logprobs
+    return sum(e.logprob for e in entries) / len(entries) if entries else float("-inf")
+
+
+def note(request: Request, generation: Generation) -> None:
+    """Leave what the access line tells of a request with it."""
+    records = [run.record for run in generation.runs]
+    first = [r.first_at for r in records if r.first_at]
+    scheduled = [r.scheduled for r in records if r.scheduled]
+    request.state.figures = {
+        "prompt_tokens": generation.prompt_tokens,
+        "cached_tokens": generation.cached_tokens,
+        "generated_tokens": generation.completion_tokens,
+        "arrival": records[0].arrival,
+        "scheduled": min(scheduled) if scheduled else None,
+        "first_token": min(first) if first else None,
+    }

@@ -1,0 +1,263 @@
+"""The engine process: `python -m pagetide_server.engine.process`, started by `client.py` with a `Launch` on stdin.
+
+It reads requests between steps, never in the middle of one, and sends all that one step brought as one message. A
+thread of its own sends a heartbeat every second, so that a long step is not taken for a hang.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import msgspec
+import zmq
+
+from pagetide_spec.config import EngineConfig
+from pagetide_spec.errors import PagetideError, SettingError
+
+from .launch import EXIT_ENGINE, EXIT_SETTING, EXIT_START, Launch
+from .messages import (
+    AbortRequest,
+    AddRequest,
+    EngineStats,
+    Failed,
+    FromEngine,
+    Heartbeat,
+    Loading,
+    Ready,
+    SequenceOutput,
+    Shutdown,
+    StepOutput,
+    ToEngine,
+)
+from .pulse import HEARTBEAT_SECONDS
+
+log = logging.getLogger(__name__)
+
+WAITING_POLL_MS = 10
+LOADING_SECONDS = 0.1
+LINGER_MS = 2000
+_PR_SET_PDEATHSIG = 1
+
+
+class Core(Protocol):
+    """What this process drives; `core.EngineCore` is the real one."""
+
+    ready: Ready
+
+    def add(self, request: AddRequest) -> list[SequenceOutput]:
+        """Take a request in; its refusal, if it is refused."""
+
+    def abort(self, request: AbortRequest) -> list[SequenceOutput]:
+        """Stop a request; the last outputs of what ended."""
+
+    def has_work(self) -> bool:
+        """Whether a step would do something now."""
+
+    def is_waiting(self) -> bool:
+        """Whether there is nothing to step now, but soon may be."""
+
+    def step(self) -> StepOutput:
+        """Run one step."""
+
+    def stats(self) -> EngineStats:
+        """State and totals now."""
+
+
+class Outbox:
+    """Sends messages to the API process; each thread needs its own."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str) -> None:
+        self._socket = context.socket(zmq.PUSH)
+        self._socket.set_hwm(0)
+        self._socket.linger = LINGER_MS
+        self._socket.connect(address)
+        self._encoder = msgspec.msgpack.Encoder()
+
+    def send(self, message: FromEngine) -> None:
+        """Queue a message for sending; never blocks."""
+        self._socket.send(self._encoder.encode(message))
+
+
+class Inbox:
+    """Receives the API process's messages."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str) -> None:
+        self._socket = context.socket(zmq.PULL)
+        self._socket.set_hwm(0)
+        self._socket.connect(address)
+        self._decoder = msgspec.msgpack.Decoder(ToEngine)
+
+    def read(self, timeout_ms: int | None) -> list[AddRequest | AbortRequest | Shutdown]:
+        """All messages that have arrived; waits up to `timeout_ms` (None: for ever) for the first."""
+        messages: list[AddRequest | AbortRequest | Shutdown] = []
+        if not self._socket.poll(timeout_ms):
+            return messages
+        while True:
+            try:
+                messages.append(self._decoder.decode(self._socket.recv(zmq.NOBLOCK)))
+            except zmq.Again:
+                return messages
+
+
+class Loop:
+    """Reads, steps, sends; the attributes are read by the heartbeat's thread."""
+
+    def __init__(self, core: Core, inbox: Inbox, outbox: Outbox) -> None:
+        self.core, self.inbox, self.outbox = core, inbox, outbox
+        self.steps = 0
+        self.step_started: float | None = None
+        self.has_work = False
+
+    def run(self) -> None:
+        """Serve until a `Shutdown` comes; an exception of the core is the caller's."""
+        self.outbox.send(self.core.ready)
+        self._report([])
+        while self._take_in():
+            if self.has_work:
+                self._step()
+
+    def _take_in(self) -> bool:
+        """Handle what has arrived; False after a `Shutdown`. Blocks while there is nothing to step."""
+        messages = self.inbox.read(self._patience_ms())
+        outputs: list[SequenceOutput] = []
+        for message in messages:
+            if isinstance(message, Shutdown):
+                return False
+            add = isinstance(message, AddRequest)
+            outputs += self.core.add(message) if add else self.core.abort(message)  # type: ignore[arg-type]
+        if messages:
+            self._report(outputs)
+        self.has_work = self.core.has_work()
+        return True
+
+    def _patience_ms(self) -> int | None:
+        if self.core.has_work():
+            return 0
+        self.has_work = False
+        return WAITING_POLL_MS if self.core.is_waiting() else None
+
+    def _step(self) -> None:
+        self.step_started = time.monotonic()
+        output = self.core.step()
+        self.step_started = None
+        self.steps += 1
+        self.outbox.send(output)
+
+    def _report(self, outputs: list[SequenceOutput]) -> None:
+        self.outbox.send(StepOutput(outputs=outputs, stats=self.core.stats(), time=time.monotonic()))
+
+
+class Heart(threading.Thread):
+    """Sends a heartbeat every second; ends the process when its parent is gone."""
+
+    def __init__(self, loop: Loop, outbox: Outbox, parent: int) -> None:
+        super().__init__(name="heartbeat", daemon=True)
+        self._loop, self._outbox, self._parent = loop, outbox, parent
+
+    def run(self) -> None:
+        """Beat until the process ends."""
+        while True:
+            if os.getppid() != self._parent:
+                os._exit(EXIT_ENGINE)
+            loop = self._loop
+            self._outbox.send(
+                Heartbeat(
+                    time=time.monotonic(), steps=loop.steps, step_started=loop.step_started, has_work=loop.has_work
+                )
+            )
+            time.sleep(HEARTBEAT_SECONDS)
+
+
+def resolve(name: str) -> Callable[[EngineConfig, Callable[[str, float], None]], Core]:
+    """What "module:attribute.attribute" names."""
+    module, _, path = name.partition(":")
+    found: Any = importlib.import_module(module)
+    for part in path.split("."):
+        found = getattr(found, part)
+    return found  # type: ignore[no-any-return]
+
+
+def loading_reporter(outbox: Outbox) -> Callable[[str, float], None]:
+    """A progress callback that sends `Loading` messages, at most ten a second for each stage."""
+    last: dict[str, float] = {}
+
+    def report(stage: str, fraction: float) -> None:
+        now = time.monotonic()
+        if fraction >= 1 or now - last.get(stage, 0.0) >= LOADING_SECONDS:
+            last[stage] = now
+            outbox.send(Loading(stage=stage, fraction=fraction))
+
+    return report
+
+
+def start(launch: Launch, outbox: Outbox) -> Core | int:
+    """The core, or the exit code after a failed start, which has been reported."""
+    try:
+        config = EngineConfig.from_mapping(launch.config)
+        return resolve(launch.core)(config, loading_reporter(outbox))
+    except PagetideError as error:
+        code = EXIT_SETTING if isinstance(error, SettingError) else EXIT_START
+        outbox.send(Failed(message=str(error), exit_code=code))
+        return code
+    except Exception as error:  # noqa: BLE001 - whatever a model loader raises is told to the other process
+        log.exception("the engine could not start")
+        outbox.send(Failed(message=f"{type(error).__name__}: {error}", exit_code=EXIT_START))
+        return EXIT_START
+
+
+def serve(core: Core, inbox: Inbox, outbox: Outbox, heart: Callable[[Loop], Heart]) -> int:
+    """Run the loop to its end; the exit code."""
+    loop = Loop(core, inbox, outbox)
+    heart(loop).start()
+    try:
+        loop.run()
+    except Exception as error:  # noqa: BLE001 - after a failed step nothing of the engine's state can be trusted
+        log.exception("an engine step failed")
+        outbox.send(Failed(message=f"{type(error).__name__}: {error}", exit_code=EXIT_ENGINE))
+        return EXIT_ENGINE
+    return 0
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel end this process with its parent (Linux); elsewhere the heartbeat looks."""
+    # The parent decides when to stop: a Ctrl-C or a SIGTERM to the whole group must not cut running requests.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(EXIT_ENGINE)
+
+
+def main() -> int:
+    """Read the `Launch`, start the core, serve."""
+    launch = msgspec.json.decode(sys.stdin.buffer.read(), type=Launch)
+    die_with_parent(launch.parent)
+    level = str(launch.config.get("log_level", "info")).upper()
+    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s engine %(message)s", stream=sys.stderr)
+    # The heartbeat's socket lives in a context of its own: the main one is ended below, while that thread still beats.
+    contexts: list[zmq.Context[zmq.Socket[bytes]]] = [zmq.Context(), zmq.Context()]
+    outbox = Outbox(contexts[0], launch.outputs)
+    core = start(launch, outbox)
+    code = core if isinstance(core, int) else 0
+    if not isinstance(core, int):
+        inbox = Inbox(contexts[0], launch.inputs)
+        code = serve(core, inbox, outbox, lambda loop: Heart(loop, Outbox(contexts[1], launch.outputs), launch.parent))
+    contexts[0].destroy(LINGER_MS)
+    return code
+
+
+if __name__ == "__main__":
+    exit_code = main()
+    sys.stderr.flush()
+    # Threads of native libraries must not keep a finished engine alive.
+    os._exit(exit_code)

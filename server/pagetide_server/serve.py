@@ -1,0 +1,72 @@
+"""`pagetide serve MODEL`: from the command line to a running server, and its exit codes."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import uvloop
+
+from pagetide_spec.config import EngineConfig
+from pagetide_spec.errors import SettingError
+from pagetide_spec.flags import add_flags, config_from, env_of
+
+from .api.keys import read_keys
+from .api.logs import set_up_logging
+from .api.server import Server
+from .api.sockets import listen
+from .engine.launch import EXIT_SETTING
+
+EPILOG = """\
+Every flag can also be set by an environment variable: PAGETIDE_MAX_NUM_SEQS for --max-num-seqs.
+
+exit codes:
+  0    ended after SIGTERM or Ctrl-C; running requests were finished
+  2    a setting is wrong (also: the port is taken, the model does not exist)
+  3    the model could not be loaded
+  4    the engine failed while serving
+  130  a second Ctrl-C (143: a second SIGTERM) cut the running requests
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve one model until a signal or the engine's end; the exit code."""
+    name = Path(sys.argv[0]).name if argv is None else "pagetide serve"
+    try:
+        config = _config(sys.argv[1:] if argv is None else argv)
+        _check_model_path(config)
+        keys = read_keys(config)
+        listener = listen(config.host, config.port)
+    except SettingError as error:
+        print(f"{'pagetide serve' if name == '__main__.py' else name}: error: {error}", file=sys.stderr)
+        return EXIT_SETTING
+    set_up_logging(config.log_level, config.log_format)
+    return uvloop.run(Server(config, keys).run(listener))
+
+
+def _config(argv: Sequence[str]) -> EngineConfig:
+    parser = argparse.ArgumentParser(
+        "pagetide serve", description="Serve one model over HTTP.", epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
+    )  # fmt: skip
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="local folder, GGUF file, or id on the hub")
+    add_flags(parser)
+    config = config_from(vars(parser.parse_args(argv)), os.environ)
+    if not config.model:
+        raise SettingError("MODEL", "", f"is required; give it as an argument or in {env_of('model')}")
+    return config
+
+
+def _check_model_path(config: EngineConfig) -> None:
+    """Refuse a path at which there is nothing, before anything is loaded."""
+    model = config.model
+    is_path = model.startswith(("/", "./", "../", "~")) or model.endswith(".gguf") or model.count("/") > 1
+    if is_path and not Path(model).expanduser().exists():
+        raise SettingError("MODEL", model, "no such file or folder")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
