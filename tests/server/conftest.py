@@ -1,0 +1,118 @@
+"""Tiny random models of many kinds, saved like real ones, with a small real tokenizer. No network is needed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
+CHAT_TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}<|{{ m['role'] }}|>\n{{ m['content'] }}</s>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+)
+CORPUS = (
+    "Once upon a time there was a small model that answered every question in turn.",
+    "def page(table, slot):\n    return table[slot // 16] * 16 + slot % 16\n",
+    '{"name": "Ada", "age": 36, "tags": ["a", "b"], "ok": true}',
+    "The quick brown fox jumps over the lazy dog; 0123456789 times, they say!",
+    "Größe, naïve, 東京, привет, 🙂👍 and more  spaces\tand tabs.",
+)
+
+SMALL = {
+    "vocab_size": 384,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    # Far more than real models begin with, so that answers vary and every part of the network counts.
+    "initializer_range": 0.25,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "tie_word_embeddings": False,
+}
+MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
+EXPERTS = {"num_experts_per_tok": 2, "output_router_logits": False}
+
+# name: (transformers' model_type, what differs from SMALL)
+TINY: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {"num_key_value_heads": 1}),
+    "qwen2": ("qwen2", {}),
+    "qwen2-sliding": ("qwen2", {"use_sliding_window": True, "sliding_window": 24, "layer_types": MIXED}),
+    "qwen3": ("qwen3", {"head_dim": 32, "tie_word_embeddings": True}),
+    "mistral": ("mistral", {"sliding_window": 24, "head_dim": 16}),
+    "gemma2": (
+        "gemma2",
+        {"head_dim": 32, "sliding_window": 24, "layer_types": MIXED, "attn_logit_softcapping": 5.0, "query_pre_attn_scalar": 32},
+    ),
+    "gemma3": (
+        "gemma3_text",
+        {"head_dim": 32, "num_key_value_heads": 1, "sliding_window": 24, "layer_types": MIXED},
+    ),
+    "phi3": ("phi3", {"sliding_window": 24}),
+    "olmo2": ("olmo2", {"num_key_value_heads": 4}),
+    "stablelm": ("stablelm", {"use_qkv_bias": True}),
+    "granite": ("granite", {"logits_scaling": 2.0, "residual_multiplier": 0.5, "attention_multiplier": 0.25}),
+    "starcoder2": ("starcoder2", {"sliding_window": None}),
+    "mixtral": ("mixtral", {"num_local_experts": 4, **EXPERTS}),
+    "qwen3-moe": ("qwen3_moe", {"num_experts": 4, "moe_intermediate_size": 48, "head_dim": 16, **EXPERTS}),
+    "gpt-neox": ("gpt_neox", {"num_key_value_heads": None}),
+    "cohere2": ("cohere2", {"sliding_window": 24, "layer_types": MIXED}),
+}
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """`tiny_model(name) -> folder` of a model of TINY, made once a test run; its tests must not change it."""
+    made: dict[str, Path] = {}
+
+    def get(name: str) -> Path:
+        if name not in made:
+            made[name] = tmp_path_factory.mktemp(f"tiny-{name}")
+            save_tiny_model(name, made[name])
+        return made[name]
+
+    return get
+
+
+def save_tiny_model(name: str, folder: Path) -> None:
+    """Write config, random weights (the same in every run) and tokenizer of a model of TINY into a folder."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    kind, changes = TINY[name]
+    values = {k: v for k, v in (SMALL | changes).items() if v is not None or k == "sliding_window"}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(11)
+        network = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **values))
+    network.generation_config.eos_token_id = SMALL["eos_token_id"]
+    network.save_pretrained(folder)
+    save_tiny_tokenizer(folder)
+
+
+def save_tiny_tokenizer(folder: Path) -> None:
+    """Write a byte-level tokenizer of at most 384 tokens, with begin and end tokens and a chat template."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=SMALL["vocab_size"],
+        special_tokens=["<pad>", "<s>", "</s>", "<unk>", "<|user|>", "<|assistant|>", "<|system|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", pair="<s> $A <s> $B", special_tokens=[("<s>", tokenizer.token_to_id("<s>"))]
+    )
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": CHAT_TEMPLATE, **SPECIAL}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2), "utf-8")
