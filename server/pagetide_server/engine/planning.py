@@ -68,7 +68,9 @@ class StepPlan:
         running = self.queues.running.items
         refs, size = self.tables.device.refs, self.config.block_size
         decoding = sum(len(s.tokens) - s.computed == 1 for s in running)
-        self.decode_budget = min(decoding, self.budget)
+        # The first one always gets on, whatever the others do: that is why the scheduler cannot lock itself up.
+        prompt_first = bool(running) and len(running[0].tokens) - running[0].computed != 1
+        self.decode_budget = min(decoding, self.budget - prompt_first)
         self.budget -= self.decode_budget
         at = 0
         while at < len(running):
