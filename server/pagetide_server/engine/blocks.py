@@ -136,6 +136,10 @@ class BlockPool:
             self._keys[block] = key
             self._index[key] = block
 
+    def is_known(self, block: int) -> bool:
+        """Whether a block can be found by its key; then its content must not change."""
+        return self._keys[block] is not None
+
     def check_integrity(self, tables: Iterable[Sequence[int]]) -> None:
         """Compare states, keys and reference counts with each other and with all `tables` that hold blocks.
 

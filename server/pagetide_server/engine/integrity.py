@@ -46,7 +46,8 @@ def _check_sequence(sequence: Sequence, config: SchedulerConfig, tables: BlockTa
     if sequence.status is Status.RUNNING:
         assert sequence.computed <= min(len(sequence.tokens), len(sequence.blocks) * size), f"{sequence} lacks a block"
         assert not sequence.host_blocks, f"{sequence} runs with host blocks"
-        # Only the block that is written next may be partial, and nobody but forked answers may share it.
+        unfinished = sequence.blocks[sequence.computed // size :]
+        assert not any(map(tables.device.is_known, unfinished)), f"{sequence} will write into a cached block"
         assert len(sequence.blocks) <= tables.blocks_for(len(sequence.tokens)), f"{sequence} has a block to spare"
     elif sequence.status is Status.SWAPPED:
         assert len(sequence.host_blocks) == tables.blocks_for(sequence.computed), f"{sequence} lacks a host block"

@@ -84,6 +84,10 @@ def _length_problem(request: AddRequest, config: SchedulerConfig) -> str | None:
     window, memory = config.max_model_len, config.capacity_tokens
     if prompt == 0:
         return "the prompt has no token; give at least one"
+    # The vocabulary is checked before; this keeps the step loop safe, which packs ids into 32 bits.
+    for token_id in (min(request.prompt_token_ids), max(request.prompt_token_ids)):
+        if not 0 <= token_id < 2**32:
+            return f"the prompt has the token id {token_id}; ids are at least 0 and less than 2**32"
     if prompt + (asked != 0) > window:
         room = "" if asked == 0 else " and one token of the answer"
         return f"the prompt has {prompt} tokens, which{room} must fit in max_model_len of {window}; shorten the prompt"

@@ -68,7 +68,9 @@ class StepPlan:
         running = self.queues.running.items
         refs, size = self.tables.device.refs, self.config.block_size
         decoding = sum(len(s.tokens) - s.computed == 1 for s in running)
-        self.decode_budget = min(decoding, self.budget)
+        # The first one always gets on, whatever the others do: that is why the scheduler cannot lock itself up.
+        prompt_first = bool(running) and len(running[0].tokens) - running[0].computed != 1
+        self.decode_budget = min(decoding, self.budget - prompt_first)
         self.budget -= self.decode_budget
         at = 0
         while at < len(running):
@@ -87,19 +89,16 @@ class StepPlan:
     def _continue_prompt(self, sequence: Sequence, at: int) -> None:
         start = sequence.computed
         count = wanted = self._share(sequence, start)
-        # A smaller piece is better than preempting somebody; a prompt in one piece got its blocks when it joined.
-        if count and (reach := self._reach(sequence)) > start:
-            count = min(count, reach - start)
-            self.is_short |= count < wanted
-            self._extend(sequence, start + count)
-        elif count and not self._make_room(sequence, start + 1, at):
+        # Others give way for its next token only: a smaller piece is better than preempting somebody. (A prompt in
+        # one piece is never here: it got all its blocks when it joined.)
+        if count and not self._make_room(sequence, start + 1, at):
             count = 0
-        elif count:
+        if count:
             count = min(count, self._reach(sequence) - start)
             self._extend(sequence, start + count)
-        if count:
             self.budget -= count
             self._add_row(sequence, count)
+        self.is_short |= count < wanted
         self.promised += self._owed(sequence)
 
     def _share(self, sequence: Sequence, start: int) -> int:
@@ -111,9 +110,7 @@ class StepPlan:
         return 0
 
     def _reach(self, sequence: Sequence) -> int:
-        """Tokens that the sequence's blocks and the available ones can hold, or `computed` if it cannot write."""
-        if self.tables.missing(sequence, sequence.computed) > self.tables.device.available:
-            return sequence.computed
+        """Tokens that the sequence's blocks and the available ones can hold."""
         return (len(sequence.blocks) + self.tables.device.available) * self.config.block_size
 
     def _owed(self, sequence: Sequence) -> int:

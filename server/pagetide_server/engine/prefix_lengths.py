@@ -74,7 +74,8 @@ class PrefixLengths:
         return length
 
     def _remember(self, token_ids: Sequence[int], parent_key: Callable[[int], bytes]) -> None:
-        for start in range(0, len(token_ids), self.block_size):
+        # Backwards: of a prompt longer than the capacity, the beginning stays.
+        for start in reversed(range(0, len(token_ids), self.block_size)):
             key = parent_key(start // self.block_size)
             self._continuations[key] = token_ids[start : start + self.block_size]
             self._continuations.move_to_end(key)

@@ -24,7 +24,7 @@ from .tables import BlockEvent, BlockTables
 
 __all__ = ["RequestRefused", "Scheduler", "SchedulerConfig", "Settled"]
 
-# Weight of the newest finished sequence in the running mean of tokens per sequence.
+# Weight of the newest ended sequence in the running mean of tokens per sequence.
 _NEWEST = 1 / 32
 
 
@@ -123,6 +123,8 @@ class Scheduler:
             leader.pending.remove(sequence)
             self._queues.slots -= leader.status is Status.RUNNING
             sequence.status = Status.FINISHED
+        if sequence.generated:
+            self._count_length(sequence)
         self._tables.release(sequence)
         self._queues.forget(sequence)
 
@@ -159,7 +161,6 @@ class Scheduler:
         # Backwards, so that answers which wait for a prompt go before the one that computes it.
         for each in reversed(settled):
             if each.finish_reason is not None:
-                self._count_length(each.sequence)
                 self._end(each.sequence)
         return settled
 
