@@ -23,10 +23,9 @@ from .plan import EXIT_WRONG_SETTING
 from .process import last_line
 from .service import LocalService
 from .show import Progress, print_table
-from .status import ReplicaStatus, State, describe, is_complete, is_ready
+from .status import PATH_STATUS, ReplicaStatus, State, describe, is_complete, is_ready
 from .supervisor import ReplicaCommand, Slot, Supervisor
 
-PATH_STATUS = "/status"
 _LOOK_S = 0.1
 
 
@@ -115,7 +114,7 @@ class Runner:
     def _replica_status(self, slot: Slot) -> ReplicaStatus:
         routed = self._supervisor.routed(slot)
         state: State = "starting"
-        message = last_line(slot.log)
+        message = last_line(slot.log) or "no output yet"
         if slot.broken or slot.process is None:
             state, message = "broken" if slot.broken else "waiting", slot.reason
         elif slot.is_stopping:

@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 from .service import LocalService
 
+PATH_STATUS = "/status"
+
 State = Literal["starting", "ready", "draining", "waiting", "broken"]
 
 # The printer columns of the CustomResourceDefinition behind the name, as `kubectl get` shows them.
@@ -109,5 +111,3 @@ def age(seconds: float) -> str:
         return f"{hours}h{rest}m" if rest and hours < 8 else f"{hours}h"
     days, rest = divmod(hours, 24)
     return f"{days}d{rest}h" if rest and days < 8 else f"{days}d"
-
-
