@@ -115,7 +115,7 @@ class Runner:
         routed = self._supervisor.routed(slot)
         state: State = "starting"
         message = last_line(slot.log) or "no output yet"
-        if slot.broken or slot.process is None:
+        if slot.broken or (slot.process is None and slot.failures):
             state, message = "broken" if slot.broken else "waiting", slot.reason
         elif slot.is_stopping:
             state, message = "draining", ""
