@@ -27,8 +27,8 @@ def test_two_services_behind_one_address(up, manifest):
     assert json.load(one.post({"model": "big", "prompt": "abc"}))["choices"][0]["text"] == "cba"
     header, small, large = [line.split() for line in one.text.splitlines() if line[:5] in ("NAME ", "small", "large")]
     assert header == ["NAME", "MODEL", "READY", "REPLICAS", "DESIRED", "REASON", "AGE"]
-    assert small[2:6] == ["True", "2", "2", "AllReplicasReady"]
-    assert large[1:6] == ["hf://org/large", "True", "1", "1", "AllReplicasReady"]
+    assert small[2:6] == ["True", "2", "2", "Ready"]
+    assert large[1:6] == ["hf://org/large", "True", "1", "1", "Ready"]
     assert "logs of replicas: .pagetide/logs" in one.text
 
 
@@ -114,7 +114,7 @@ def test_one_broken_service_does_not_stop_the_other(up, manifest, until):
     assert json.load(one.post({"model": "b", "prompt": "ab"}))["choices"][0]["text"] == "ba"
     until(lambda: one.service("a-crash")["pods"][0]["restarts"] >= 2)
     crashing, wrong = one.service("a-crash")["conditions"][0], one.service("c-wrong")["conditions"][0]
-    assert (crashing["status"], crashing["reason"]) == ("False", "CrashLoop")
+    assert (crashing["status"], crashing["reason"]) == ("False", "CrashLoopBackOff")
     assert (wrong["status"], wrong["reason"]) == ("False", "WrongSetting")
     assert "exit code 1: RuntimeError: out of luck" in one.text
     assert "--max-model-len: 9: the model has only 8" in wrong["message"]
@@ -138,7 +138,7 @@ def test_status_prints_the_table_of_a_run(up, run, manifest):
     port = one.url.rpartition(":")[2]
     other = run("-m", "pagetide_cli.main", "up", "--status", f"--port={port}")
     assert other.process.wait(20) == 0
-    assert other.text.splitlines()[1].split()[2:6] == ["True", "1", "1", "AllReplicasReady"]
+    assert other.text.splitlines()[1].split()[2:6] == ["True", "1", "1", "Ready"]
 
 
 def test_the_official_client_streams_through(up, manifest):

@@ -13,8 +13,9 @@ import pytest
 from aiohttp import web
 
 from pagetide_gateway.app import Gateway
-from pagetide_gateway.listen import GatewayServer, bind
+from pagetide_gateway.listen import GatewayServer
 from pagetide_gateway.registry import Registry
+from pagetide_gateway.sockets import bind
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

@@ -11,13 +11,12 @@ from pathlib import Path
 
 import uvloop
 
-from pagetide_gateway.listen import bind
+from pagetide_gateway.sockets import bind
 from pagetide_spec.errors import PagetideError, SettingError
 from pagetide_spec.names import GATEWAY_PORT
 from pagetide_spec.resource import load_documents, parse
 
 from .query import fetch_status
-from .runner import Runner
 from .service import LocalService, localize, replica_command
 from .show import log_handler, print_table
 from .supervisor import ReplicaCommand
@@ -46,6 +45,9 @@ def main(argv: Sequence[str], command: ReplicaCommand = replica_command) -> int:
     for service in services:
         if service.notes:
             print(f"{service.name}: has no effect on one machine: {', '.join(service.notes)}", file=sys.stderr)
+    # Only now: what is wrong with the input is told before the servers' code is loaded.
+    from .runner import Runner
+
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(Runner(services, listener, args.logs, command).run())
 

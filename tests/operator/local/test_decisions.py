@@ -81,13 +81,14 @@ def replica(state: str, restarts: int = 0) -> ReplicaStatus:
     [
         pytest.param(1, [], "False", "Starting", id="nothing was started yet"),
         pytest.param(1, [replica("starting")], "False", "Starting", id="the first start"),
-        pytest.param(1, [replica("starting", 2)], "False", "CrashLoop", id="a start after failures"),
-        pytest.param(1, [replica("waiting")], "False", "CrashLoop", id="between two starts"),
+        pytest.param(1, [replica("starting", 2)], "False", "CrashLoopBackOff", id="a start after failures"),
+        pytest.param(1, [replica("waiting")], "False", "CrashLoopBackOff", id="between two starts"),
         pytest.param(1, [replica("broken")], "False", "WrongSetting", id="a wrong setting"),
-        pytest.param(2, [replica("ready"), replica("waiting")], "True", "SomeReplicasReady", id="one of two"),
-        pytest.param(2, [replica("ready")] * 2, "True", "AllReplicasReady", id="all"),
+        pytest.param(2, [replica("ready"), replica("waiting")], "False", "CrashLoopBackOff", id="one of two fails"),
+        pytest.param(2, [replica("ready"), replica("starting")], "False", "Starting", id="one of two starts"),
+        pytest.param(2, [replica("ready", 3)] * 2, "True", "Ready", id="all serve, whatever was before"),
         pytest.param(1, [replica("draining")], "False", "Starting", id="the only one drains"),
-        pytest.param(0, [], "False", "NoReplicas", id="none is wanted"),
+        pytest.param(0, [], "False", "ScaledToZero", id="none is wanted"),
     ],
 )
 def test_ready_condition(desired, replicas, status, reason):
