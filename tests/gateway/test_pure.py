@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from pagetide_gateway.health import MISSES_ALLOWED, Poll, cards_in, judge
@@ -9,6 +12,7 @@ from pagetide_gateway.main import main, registry_of
 from pagetide_gateway.registry import Health, Registry, Replica
 from pagetide_gateway.routing import Ask, RoundRobin
 from pagetide_spec.errors import SettingError
+from pagetide_spec.metrics import GATEWAY_METRICS
 
 READY = Health(ready=True, reason="")
 
@@ -104,6 +108,12 @@ def test_a_wrong_service_flag_is_named(text, capsys):
     assert error.count("\n") == 1
     assert "--service" in error
     assert text in error
+
+
+def test_the_documented_metrics_are_those_there_are():
+    text = (Path(__file__).parents[2] / "docs" / "gateway.md").read_text()
+    documented = re.findall(r"`(pagetide_gateway_\w+)(?:\{(\w+)\})?`", text)
+    assert documented == [(m.full_name, ",".join(m.labels)) for m in GATEWAY_METRICS.values()]
 
 
 def test_service_flags_become_replicas():
