@@ -41,7 +41,7 @@ def judge(health: Health, poll: Poll) -> Health:
         if health.ready and misses <= MISSES_ALLOWED:
             return dataclasses.replace(health, misses=misses)
         return Health(reason=f"no answer from {PATH_READY} within {TIMEOUT_S:g} s", misses=misses)
-    return Health(reason=poll.detail)
+    return Health(reason=poll.detail, is_told=poll.result == "unready")
 
 
 class HealthPoller:
@@ -77,7 +77,7 @@ class HealthPoller:
             async with self._session.get(replica.url + PATH_READY, timeout=self._timeout) as response:
                 text = (await response.content.read(200)).decode("utf-8", "replace")
                 if response.status != 200:
-                    return Poll("unready", f"{PATH_READY} says {response.status}: {' '.join(text.split())}")
+                    return Poll("unready", " ".join(text.split()) or f"{PATH_READY} says {response.status}")
             if replica.health.ready:
                 return Poll("ready")
             return await self._learn(service, replica)

@@ -20,8 +20,9 @@ from pagetide_spec.errors import SettingError
 from pagetide_spec.names import GATEWAY_PORT
 
 from .app import Gateway
-from .listen import GatewayServer, bind
+from .listen import GatewayServer
 from .registry import Registry
+from .sockets import bind
 
 log = logging.getLogger(__name__)
 

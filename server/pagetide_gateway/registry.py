@@ -14,10 +14,14 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class Health:
-    """What the last polls of `/readyz` said; `reason` tells why a replica is not ready."""
+    """What the last polls of `/readyz` said.
+
+    `reason` tells why a replica is not ready; where `is_told` it is in the replica's own words.
+    """
 
     ready: bool = False
     reason: str = "starting"
+    is_told: bool = False
     # Polls in a row that got no answer in time.
     misses: int = 0
 

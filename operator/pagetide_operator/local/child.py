@@ -1,7 +1,8 @@
 """Becomes the command given on its command line, which the kernel then ends when the runner dies, however it dies.
 
-Called as `python -m pagetide_operator.local.child PARENT_PID COMMAND...`. The death signal is a wish of the process itself
-and outlives `exec`; setting it between `fork` and `exec` in the runner is not safe there, since the runner has threads.
+Called as `python -m pagetide_operator.local.child PARENT_PID COMMAND...`. The death signal is a wish of the process
+itself and outlives `exec`. To set it between `fork` and `exec` in the runner is not safe, since the runner has
+threads.
 On systems other than Linux there is no such signal, and only an orderly end of the runner ends its replicas.
 """
 

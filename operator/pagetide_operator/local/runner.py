@@ -23,10 +23,9 @@ from .plan import EXIT_WRONG_SETTING
 from .process import last_line
 from .service import LocalService
 from .show import Progress, print_table
-from .status import ReplicaStatus, State, describe, is_complete, is_ready
+from .status import PATH_STATUS, ReplicaStatus, State, describe, is_ready
 from .supervisor import ReplicaCommand, Slot, Supervisor
 
-PATH_STATUS = "/status"
 _LOOK_S = 0.1
 
 
@@ -115,13 +114,15 @@ class Runner:
     def _replica_status(self, slot: Slot) -> ReplicaStatus:
         routed = self._supervisor.routed(slot)
         state: State = "starting"
-        message = last_line(slot.log)
-        if slot.broken or slot.process is None:
+        message = last_line(slot.log) or "the process has started"
+        if slot.broken or (slot.process is None and slot.failures):
             state, message = "broken" if slot.broken else "waiting", slot.reason
         elif slot.is_stopping:
             state, message = "draining", ""
         elif routed and routed.health.ready:
             state, message = "ready", ""
+        elif routed and routed.health.is_told:
+            message = routed.health.reason
         pid = slot.process.pid if slot.process else None
         return ReplicaStatus(slot.name, state, message, slot.url, pid, slot.restarts, str(slot.log))
 
@@ -139,15 +140,14 @@ def url_of(listener: socket.socket) -> str:
 def _has_settled(described: Mapping[str, Any]) -> bool:
     """All its replicas are ready or have failed at least once."""
     pods = described["pods"]
-    return is_complete(described) or (
-        len(pods) == described["desiredReplicas"]
-        and all(p["state"] in ("ready", "broken", "waiting") or p["restarts"] for p in pods)
+    return len(pods) == described["desiredReplicas"] and all(
+        p["state"] in ("ready", "broken", "waiting") or p["restarts"] for p in pods
     )
 
 
 def _summary(services: Sequence[Mapping[str, Any]]) -> str:
     """One line on what is not ready yet."""
-    waiting = [s for s in services if not is_complete(s)]
+    waiting = [s for s in services if not is_ready(s)]
     return "; ".join(f"{s['name']} {s['readyReplicas']}/{s['desiredReplicas']}, {_message(s)}" for s in waiting)
 
 

@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 from .service import LocalService
 
+PATH_STATUS = "/status"
+
 State = Literal["starting", "ready", "draining", "waiting", "broken"]
 
 # The printer columns of the CustomResourceDefinition behind the name, as `kubectl get` shows them.
@@ -28,30 +30,27 @@ class ReplicaStatus:
 
 
 def ready_condition(desired: int, replicas: Sequence[ReplicaStatus]) -> dict[str, str]:
-    """The Ready condition: True while at least one replica takes requests."""
+    """The Ready condition, by the operator's rule: all replicas serve and none fails."""
     ready = sum(r.state == "ready" for r in replicas)
-    if ready:
-        reason = "AllReplicasReady" if ready >= desired else "SomeReplicasReady"
-        return _condition("True", reason, f"{ready} of {desired} replicas are ready{_failures(replicas)}")
+    serve = f"{ready} of {desired} replicas serve"
     if not desired:
-        return _condition("False", "NoReplicas", "spec.replicas is 0")
-    for state, reason in (("broken", "WrongSetting"), ("waiting", "CrashLoop")):
-        if any(r.state == state for r in replicas):
-            return _condition("False", reason, _failures(replicas).removeprefix("; "))
-    failed_before = any(r.restarts for r in replicas)
-    return _condition("False", "CrashLoop" if failed_before else "Starting", _waits(replicas))
+        return _condition("False", "ScaledToZero", "replicas is 0")
+    for state, reason in (("broken", "WrongSetting"), ("waiting", "CrashLoopBackOff")):
+        if failed := [r for r in replicas if r.state == state]:
+            return _condition("False", reason, _messages(failed) + (f"; {serve}" if ready else ""))
+    if ready >= desired:
+        return _condition("True", "Ready", serve)
+    late = [r for r in replicas if r.state != "ready"]
+    again = any(r.restarts for r in late)
+    return _condition("False", "CrashLoopBackOff" if again else "Starting", _messages(late) or serve)
 
 
 def _condition(status: str, reason: str, message: str) -> dict[str, str]:
     return {"type": "Ready", "status": status, "reason": reason, "message": message}
 
 
-def _failures(replicas: Sequence[ReplicaStatus]) -> str:
-    return "".join(f"; {r.name}: {r.message}" for r in replicas if r.state in ("broken", "waiting"))
-
-
-def _waits(replicas: Sequence[ReplicaStatus]) -> str:
-    return "; ".join(f"{r.name}: {r.message}" for r in replicas) or "no replica has been started yet"
+def _messages(replicas: Sequence[ReplicaStatus]) -> str:
+    return "; ".join(f"{r.name}: {r.message or r.state}" for r in replicas)
 
 
 def describe(service: LocalService, replicas: Sequence[ReplicaStatus], created: float, now: float) -> dict[str, Any]:
@@ -71,13 +70,8 @@ def describe(service: LocalService, replicas: Sequence[ReplicaStatus], created: 
 
 
 def is_ready(described: Mapping[str, Any]) -> bool:
-    """Whether a described service takes requests."""
+    """Whether a described service has the condition Ready."""
     return any(c["type"] == "Ready" and c["status"] == "True" for c in described["conditions"])
-
-
-def is_complete(described: Mapping[str, Any]) -> bool:
-    """Whether every desired replica of a described service is ready."""
-    return bool(described["readyReplicas"] >= described["desiredReplicas"])
 
 
 def row(described: Mapping[str, Any]) -> tuple[str, ...]:
@@ -109,5 +103,3 @@ def age(seconds: float) -> str:
         return f"{hours}h{rest}m" if rest and hours < 8 else f"{hours}h"
     days, rest = divmod(hours, 24)
     return f"{days}d{rest}h" if rest and days < 8 else f"{days}d"
-
-

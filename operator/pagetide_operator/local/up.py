@@ -11,14 +11,14 @@ from pathlib import Path
 
 import uvloop
 
-from pagetide_gateway.listen import bind
+from pagetide_gateway.sockets import bind
 from pagetide_spec.errors import PagetideError, SettingError
 from pagetide_spec.names import GATEWAY_PORT
 from pagetide_spec.resource import load_documents, parse
 
-from .runner import Runner
-from .show import log_handler
+from .query import fetch_status
 from .service import LocalService, localize, replica_command
+from .show import log_handler, print_table
 from .supervisor import ReplicaCommand
 
 STATE_FOLDER = Path(".pagetide")
@@ -26,12 +26,18 @@ STATE_FOLDER = Path(".pagetide")
 
 def main(argv: Sequence[str], command: ReplicaCommand = replica_command) -> int:
     """Run until Ctrl-C or SIGTERM; 0 after a clean end, 2 for bad input or when no service can ever be ready."""
-    args = _parser().parse_args(argv)
+    parser = _parser()
+    args = parser.parse_args(argv)
+    if args.status == bool(args.files):
+        parser.error("give at least one FILE, or --status alone")
     logging.basicConfig(level=args.log_level.upper(), handlers=[log_handler()])
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     try:
-        services = load(args.files, args.volumes)
         _check_port(args.port)
+        if args.status:
+            print_table(fetch_status(args.host, args.port)["services"])
+            return 0
+        services = load(args.files, args.volumes)
         listener = bind(args.host, args.port)
     except PagetideError as error:
         print(f"pagetide up: {error}", file=sys.stderr)
@@ -39,6 +45,9 @@ def main(argv: Sequence[str], command: ReplicaCommand = replica_command) -> int:
     for service in services:
         if service.notes:
             print(f"{service.name}: has no effect on one machine: {', '.join(service.notes)}", file=sys.stderr)
+    # Only now: what is wrong with the input is told before the servers' code is loaded.
+    from .runner import Runner
+
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(Runner(services, listener, args.logs, command).run())
 
@@ -87,7 +96,7 @@ def _check_port(port: int) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="pagetide up", description="Run InferenceService files on this machine.")
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="YAML with one or more InferenceServices")
+    parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="YAML with one or more InferenceServices")
     parser.add_argument("--host", default="127.0.0.1", help="address of the gateway (default: %(default)s)")
     parser.add_argument(
         "--port", type=int, default=GATEWAY_PORT, help="port of the gateway; 0 takes a free one (default: %(default)s)"
@@ -100,7 +109,12 @@ def _parser() -> argparse.ArgumentParser:
         help="where pvc://CLAIM/PATH is DIR/CLAIM/PATH (default: %(default)s)",
     )
     parser.add_argument(
-        "--logs", type=Path, default=STATE_FOLDER / "logs", metavar="DIR", help="logs of replicas (default: %(default)s)"
+        "--logs",
+        type=Path,
+        default=STATE_FOLDER / "logs",
+        metavar="DIR",
+        help="replicas' logs (default: %(default)s)",
     )
+    parser.add_argument("--status", action="store_true", help="print the table of the `up` that runs on --port")
     parser.add_argument("--log-level", choices=["debug", "info", "warning", "error"], default="warning")
     return parser

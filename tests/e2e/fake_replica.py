@@ -1,0 +1,82 @@
+"""A stand-in for `pagetide serve`: answers as one, loads nothing. Called as fake_replica.py PORT MODEL BEHAVIOUR."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+PORT, MODEL, BEHAVIOUR = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+draining = threading.Event()
+in_flight = threading.Semaphore(0)
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Health, the model's card, completions whole or streamed; the prompt `die` ends the process."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        if self.path == "/readyz":
+            self._send(503 if draining.is_set() else 200, {"status": "draining" if draining.is_set() else "ready"})
+        else:
+            self._send(200, {"data": [{"id": MODEL, "object": "model", "max_model_len": 64}]})
+
+    def do_POST(self) -> None:
+        request = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        if request["prompt"] == "die":
+            os._exit(3)
+        if request.get("stream"):
+            self._stream(int(request["max_tokens"]))
+        else:
+            self._send(200, {"choices": [{"text": request["prompt"][::-1]}], "pid": os.getpid()})
+
+    def _stream(self, count: int) -> None:
+        self.send_response(200)
+        self.send_header("content-type", "text/event-stream")
+        self.send_header("transfer-encoding", "chunked")
+        self.end_headers()
+        for event in [*(b"data: %d\n\n" % i for i in range(count)), b"data: [DONE]\n\n"]:
+            self.wfile.write(b"%x\r\n%b\r\n" % (len(event), event))
+            time.sleep(0.05)
+        self.wfile.write(b"0\r\n\r\n")
+
+    def _send(self, status: int, answer: object) -> None:
+        body = json.dumps(answer).encode()
+        self.send_response(status)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *args: object) -> None:
+        """Keep the log for what the tests look for."""
+
+
+def main() -> None:
+    if BEHAVIOUR == "crash":
+        sys.exit("RuntimeError: out of luck")
+    if BEHAVIOUR == "wrong":
+        print("pagetide serve: --max-model-len: 9: the model has only 8", file=sys.stderr)
+        sys.exit(2)
+    if BEHAVIOUR == "nested":
+        # A child that nobody tells to end, as an engine process whose server died.
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    server = ThreadingHTTPServer(("127.0.0.1", PORT), Handler)
+    server.daemon_threads = False  # server_close waits for requests under way
+
+    def on_term(number: int, frame: object) -> None:
+        draining.set()
+        threading.Thread(target=server.shutdown).start()
+
+    signal.signal(signal.SIGTERM, signal.SIG_IGN if BEHAVIOUR == "stubborn" else on_term)
+    server.serve_forever(poll_interval=0.05)
+    server.server_close()
+
+
+main()

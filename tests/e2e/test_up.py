@@ -1,0 +1,220 @@
+"""`pagetide up` in a process of its own, with fake replicas: what a person sees, and what is left afterwards."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import urllib.error
+from pathlib import Path
+
+import pytest
+
+UP = str(Path(__file__).with_name("up_with_fakes.py"))
+
+
+@pytest.fixture
+def up(run):
+    """`up(FILE...)` on a free port, with fake replicas."""
+    return lambda *arguments: run(UP, "--port=0", *arguments)
+
+
+def test_two_services_behind_one_address(up, manifest):
+    one = up(manifest("small", replicas=2), manifest("large", model={"uri": "hf://org/large", "servedName": "big"}))
+    assert {m["id"]: m["max_model_len"] for m in one.get("/v1/models")["data"]} == {"small": 64, "big": 64}
+    pids = {json.load(one.post({"model": "small", "prompt": "abc"}))["pid"] for _ in range(4)}
+    assert pids == {p["pid"] for p in one.service("small")["pods"]}
+    assert json.load(one.post({"model": "big", "prompt": "abc"}))["choices"][0]["text"] == "cba"
+    header, small, large = [line.split() for line in one.text.splitlines() if line[:5] in ("NAME ", "small", "large")]
+    assert header == ["NAME", "MODEL", "READY", "REPLICAS", "DESIRED", "REASON", "AGE"]
+    assert small[2:6] == ["True", "2", "2", "Ready"]
+    assert large[1:6] == ["hf://org/large", "True", "1", "1", "Ready"]
+    assert "logs of replicas: .pagetide/logs" in one.text
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_everything(number, up, manifest):
+    one = up(manifest("a", replicas=2))
+    assert one.url
+    assert len(one.left_over()) == 3
+    assert one.end(number) == 0
+    assert one.left_over() == []
+
+
+def test_a_signal_before_anything_is_ready_ends_everything(up, manifest, until):
+    one = up(manifest("a-crash"), manifest("b"))
+    until(lambda: "logs of replicas" in one.text)
+    assert one.end() == 0
+    assert one.left_over() == []
+
+
+def test_a_stream_under_way_finishes_before_the_end(up, manifest):
+    one = up(manifest("a"))
+    with one.post({"model": "a", "prompt": "x", "stream": True, "max_tokens": 20}) as response:
+        assert response.readline() == b"data: 0\n"
+        one.process.send_signal(signal.SIGTERM)
+        assert response.read().endswith(b"data: 19\n\ndata: [DONE]\n\n")
+    assert one.process.wait(20) == 0
+
+
+def test_a_second_ctrl_c_does_not_wait(up, manifest, until):
+    one = up(manifest("a-stubborn"))
+    assert one.url
+    one.process.send_signal(signal.SIGINT)
+    until(lambda: "stopping" in one.text)
+    assert one.end(signal.SIGINT, seconds=5) == 0
+    assert one.left_over() == []
+
+
+def test_a_replica_that_ignores_sigterm_is_killed_after_its_time(up, manifest, until):
+    one = up(manifest("a-stubborn", drainSeconds=1))
+    assert one.url
+    assert one.end() == 0
+    assert one.left_over() == []
+
+
+def test_nothing_survives_a_killed_runner(up, manifest, until):
+    one = up(manifest("a", replicas=2))
+    assert one.url
+    assert one.end(signal.SIGKILL) == -signal.SIGKILL
+    until(lambda: not one.left_over(), 5)
+
+
+def test_a_replica_that_dies_is_told_and_started_again(up, manifest, until):
+    one = up(manifest("a", replicas=2))
+    before = {p["name"]: p["pid"] for p in one.service("a")["pods"]}
+    with pytest.raises(urllib.error.HTTPError, match="502"):
+        # It kills both: the one that it is sent to and the one that takes over.
+        one.post({"model": "a", "prompt": "die"})
+    until(lambda: "a is Ready" in one.text)
+    until(lambda: one.service("a")["readyReplicas"] == 2)
+    after = {p["name"]: p["pid"] for p in one.service("a")["pods"]}
+    assert all(after[name] != before[name] for name in before)
+    assert all(p["restarts"] == 1 for p in one.service("a")["pods"])
+    assert "a-0: exit code 3" in one.text
+    assert "a is not Ready" in one.text
+    assert json.load(one.post({"model": "a", "prompt": "ab"}))["choices"][0]["text"] == "ba"
+
+
+def test_a_killed_replica_leaves_nothing_of_its_own_behind(up, manifest, until):
+    one = up(manifest("a-nested"))
+    pid = one.service("a-nested")["pods"][0]["pid"]
+    assert len(one.left_over()) == 3
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: one.service("a-nested")["pods"][0]["restarts"] == 1)
+    until(lambda: one.service("a-nested")["readyReplicas"] == 1)
+    assert len(one.left_over()) == 3, "runner, replica and its child; the first replica's child is gone"
+    assert "killed by SIGKILL" in one.text
+    assert one.end() == 0
+    assert one.left_over() == []
+
+
+def test_one_broken_service_does_not_stop_the_other(up, manifest, until):
+    one = up(manifest("a-crash"), manifest("b"), manifest("c-wrong"))
+    assert json.load(one.post({"model": "b", "prompt": "ab"}))["choices"][0]["text"] == "ba"
+    until(lambda: one.service("a-crash")["pods"][0]["restarts"] >= 2)
+    crashing, wrong = one.service("a-crash")["conditions"][0], one.service("c-wrong")["conditions"][0]
+    assert (crashing["status"], crashing["reason"]) == ("False", "CrashLoopBackOff")
+    assert (wrong["status"], wrong["reason"]) == ("False", "WrongSetting")
+    assert "exit code 1: RuntimeError: out of luck" in one.text
+    assert "--max-model-len: 9: the model has only 8" in wrong["message"]
+    assert one.service("c-wrong")["pods"][0]["restarts"] == 0
+    with pytest.raises(urllib.error.HTTPError, match="503"):
+        one.post({"model": "a-crash", "prompt": "x"})
+    assert one.process.poll() is None
+
+
+def test_when_no_service_can_ever_be_ready_it_ends_and_says_why(up, manifest):
+    one = up(manifest("a-wrong"), manifest("b-wrong", replicas=2))
+    assert one.process.wait(20) == 2
+    assert one.text.count("--max-model-len: 9: the model has only 8") == 3
+    assert "no service can ever be ready" in one.text
+    assert "listening on" not in one.text
+    assert one.left_over() == []
+
+
+def test_status_prints_the_table_of_a_run(up, run, manifest):
+    one = up(manifest("a"))
+    port = one.url.rpartition(":")[2]
+    other = run("-m", "pagetide_cli.main", "up", "--status", f"--port={port}")
+    assert other.process.wait(20) == 0
+    assert other.text.splitlines()[1].split()[2:6] == ["True", "1", "1", "Ready"]
+
+
+def test_the_official_client_streams_through(up, manifest):
+    openai = pytest.importorskip("openai")
+    one = up(manifest("a"))
+    client = openai.OpenAI(base_url=one.url + "/v1", api_key="none")
+    assert [m.id for m in client.models.list()] == ["a"]
+    with pytest.raises(openai.NotFoundError, match="`b` does not exist"):
+        client.completions.create(model="b", prompt="x")
+
+
+GOOD = {
+    "apiVersion": "pagetide.dev/v1alpha1",
+    "kind": "InferenceService",
+    "metadata": {"name": "a"},
+    "spec": {"model": {"uri": "hf://org/name"}},
+}
+
+
+def changed(**spec: object) -> str:
+    return json.dumps({**GOOD, "spec": {**GOOD["spec"], **spec}})
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        pytest.param(changed(engine={"maxNumSeq": 4}), ["spec.engine.maxNumSeq", "maxNumSeqs"], id="misspelt"),
+        pytest.param(changed(engine={"maxNumSeqs": "many"}), ["spec.engine.maxNumSeqs", "many"], id="wrong type"),
+        pytest.param(changed(engine={"maxNumSeqs": 0}), ["spec.engine.maxNumSeqs", "0"], id="out of range"),
+        pytest.param(changed(replica=2), ["spec.replica", "replicas"], id="unknown field"),
+        pytest.param(changed(model={"uri": "s3://a/b"}), ["spec.model.uri", "s3://a/b"], id="unknown scheme"),
+        pytest.param(changed(model={"uri": "pvc://models/no.gguf"}), ["spec.model.uri", "no.gguf"], id="missing model"),
+        pytest.param(changed(model={"uri": "file:///no/such"}), ["spec.model.uri", "/no/such"], id="missing path"),
+        pytest.param(
+            changed(replicas=1, autoscaling={"maxReplicas": 2}),
+            ["replicas", "autoscaling"],
+            id="replicas and autoscaling",
+        ),
+        pytest.param(changed(template={"env": [{"value": "x"}]}), ["spec.template.env"], id="a variable without name"),
+        pytest.param(json.dumps({**GOOD, "kind": "Pod"}), ["kind", "Pod"], id="another kind"),
+        pytest.param(json.dumps({**GOOD, "metadata": {"name": "A b"}}), ["metadata.name", "A b"], id="a wrong name"),
+        pytest.param("a: [", ["YAML"], id="not YAML"),
+        pytest.param("", ["InferenceService"], id="an empty file"),
+        pytest.param("- 1", ["document"], id="a list"),
+        pytest.param(f"{json.dumps(GOOD)}\n---\n{json.dumps(GOOD)}", ["metadata.name", "'a'"], id="one name twice"),
+    ],
+)
+def test_a_wrong_file_is_one_clear_line(text, words, run, tmp_path):
+    (tmp_path / "service.yaml").write_text(text)
+    check_refused(run("-m", "pagetide_cli.main", "up", "--port=0", "service.yaml"), ["service.yaml", *words])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        pytest.param(["no.yaml"], ["no.yaml", "No such file"], id="missing file"),
+        pytest.param(["."], ["'.'", "directory"], id="a folder"),
+        pytest.param(["good.yaml", "--port=99999"], ["--port", "99999"], id="no such port"),
+        pytest.param(["good.yaml", "--host=256.1.1.1"], ["--host", "256.1.1.1"], id="no such address"),
+        pytest.param(["--status", "--port=1"], ["--port", "1"], id="status of nothing"),
+    ],
+)
+def test_wrong_arguments_are_one_clear_line(arguments, words, run, tmp_path):
+    (tmp_path / "good.yaml").write_text(changed())
+    check_refused(run("-m", "pagetide_cli.main", "up", *arguments), words)
+
+
+def test_a_busy_port_is_one_clear_line_and_starts_nothing(up, run, manifest):
+    port = up(manifest("a")).url.rpartition(":")[2]
+    check_refused(run("-m", "pagetide_cli.main", "up", f"--port={port}", manifest("b")), ["--port", port, "in use"])
+
+
+def check_refused(one, words):
+    assert one.process.wait(30) == 2
+    assert one.text.count("\n") == 1, one.text
+    assert one.text.startswith("pagetide up: ")
+    for word in words:
+        assert word in one.text
+    assert one.left_over() == []

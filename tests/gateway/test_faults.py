@@ -1,0 +1,237 @@
+"""Replicas that die, refuse, hang or break off, and clients that leave: nobody waits in silence."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+
+import pytest
+from aiohttp import ClientPayloadError, web
+
+
+async def begin_stream(request: web.Request, first: bytes) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+    await response.prepare(request)
+    await response.write(first)
+    return response
+
+
+async def die_at_once(request: web.Request) -> web.StreamResponse:
+    request.transport.abort()
+    return web.Response()
+
+
+async def die_in_small_body(request: web.Request) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"content-type": "application/json", "content-length": "100"})
+    await response.prepare(request)
+    await response.write(b'{"half": ')
+    request.transport.abort()
+    return response
+
+
+async def answer_503(request: web.Request) -> web.StreamResponse:
+    return web.json_response({"error": {"message": "draining"}}, status=503)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(die_at_once, id="closes the connection before it answers"),
+        pytest.param(die_in_small_body, id="breaks off in a body that no client has seen a byte of"),
+        pytest.param(answer_503, id="answers 503 because it drains"),
+    ],
+)
+async def test_before_the_first_byte_another_replica_takes_over(fault, start_replicas, start_gateway):
+    bad, good = await start_replicas(2)
+    bad.answer = fault
+    front = await start_gateway(bad, good)
+    async with front.post({"model": "m"}) as response:
+        assert response.status == 200
+        assert response.headers["x-pagetide-replica"] == good.name
+    assert (len(bad.requests), len(good.requests)) == (1, 1)
+    assert await front.metric('pagetide_gateway_retries_total{model_name="m"}') == 1
+
+
+async def test_a_replica_that_is_gone_is_passed_over(start_replicas, start_gateway):
+    gone, good = await start_replicas(2)
+    front = await start_gateway(gone, good)
+    await gone.stop()
+    for _ in range(4):
+        async with front.post({"model": "m"}) as response:
+            assert (response.status, response.headers["x-pagetide-replica"]) == (200, good.name)
+
+
+async def test_a_request_that_may_have_killed_a_replica_is_repeated_once_only(start_replicas, start_gateway):
+    replicas = await start_replicas(4)
+    for replica in replicas:
+        replica.answer = die_at_once
+    front = await start_gateway(*replicas)
+    async with front.post({"model": "m"}) as response:
+        assert response.status == 502
+        assert (await response.json())["error"]["code"] == "upstream_failed"
+    assert sum(len(r.requests) for r in replicas) == 2
+
+
+async def test_the_only_replica_is_asked_again_when_it_closed_an_idle_connection(start_replicas, start_gateway):
+    (replica,) = await start_replicas(1)
+    answers = [die_at_once]
+    plain = replica.answer
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return await (answers.pop() if answers else plain)(request)
+
+    replica.answer = answer
+    front = await start_gateway(replica)
+    async with front.post({"model": "m"}) as response:
+        assert response.status == 200
+
+
+async def test_503_when_every_replica_drains(start_replicas, start_gateway):
+    replicas = await start_replicas(2)
+    for replica in replicas:
+        replica.answer = answer_503
+    front = await start_gateway(*replicas)
+    async with front.post({"model": "m"}) as response:
+        assert response.status == 503
+        assert int(response.headers["retry-after"]) > 0
+        assert (await response.json())["error"]["code"] == "no_ready_replica"
+
+
+async def test_death_in_the_middle_of_a_stream_is_told_as_an_event(start_replicas, start_gateway):
+    bad, good = await start_replicas(2)
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = await begin_stream(request, b'data: {"n": 1}\n\ndata: {"n": 2}\n\ndata: {"half')
+        await asyncio.sleep(0.05)
+        request.transport.abort()
+        return response
+
+    bad.answer = answer
+    front = await start_gateway(bad, good)
+    async with front.post({"model": "m", "stream": True}) as response:
+        events = (await response.text()).removesuffix("\n\n").split("\n\n")
+    assert events[:2] == ['data: {"n": 1}', 'data: {"n": 2}']
+    error = json.loads(events[2].removeprefix("data: "))["error"]
+    assert bad.name in error["message"]
+    assert events[3:] == ["data: [DONE]"]
+    assert not good.requests, "an answer that has begun must not be begun again elsewhere"
+    assert await front.metric('pagetide_gateway_broken_streams_total{model_name="m"}') == 1
+
+
+async def test_death_in_the_middle_of_a_large_plain_body_ends_the_connection(start_replicas, start_gateway):
+    (replica,) = await start_replicas(1)
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"content-type": "application/json", "content-length": str(3 << 20)})
+        await response.prepare(request)
+        await response.write(b"x" * (2 << 20))
+        request.transport.abort()
+        return response
+
+    replica.answer = answer
+    front = await start_gateway(replica)
+    with pytest.raises(ClientPayloadError):
+        async with front.post({"model": "m"}) as response:
+            await response.read()
+
+
+async def test_a_client_that_leaves_mid_stream_frees_the_replica(start_replicas, start_gateway, until):
+    (replica,) = await start_replicas(1)
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = await begin_stream(request, b"data: 1\n\n")
+        await asyncio.sleep(60)
+        return response
+
+    replica.answer = answer
+    front = await start_gateway(replica)
+    async with front.post({"model": "m", "stream": True}) as response:
+        await response.content.readuntil(b"\n\n")
+        response.close()
+    await asyncio.wait_for(replica.cancelled.wait(), 2)
+    await until(lambda: next(front.registry.replicas())[1].in_flight == 0)
+    assert await front.metric('pagetide_gateway_client_disconnects_total{model_name="m"}') == 1
+
+
+async def test_a_client_that_leaves_before_the_first_byte_frees_the_replica(start_replicas, start_gateway, until):
+    (replica,) = await start_replicas(1)
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        await asyncio.sleep(60)
+        return web.Response()
+
+    replica.answer = answer
+    front = await start_gateway(replica)
+    asking = asyncio.create_task(front.client.post(front.url + "/v1/completions", json={"model": "m"}))
+    await until(lambda: len(replica.requests) == 1)
+    asking.cancel()
+    await asyncio.wait_for(replica.cancelled.wait(), 2)
+    assert len(replica.requests) == 1
+
+
+async def test_a_slow_reader_holds_the_replica_back_and_nobody_else(start_replicas, start_gateway, until):
+    (replica,) = await start_replicas(1)
+    piece = b"data: " + b"x" * 10_000 + b"\n\n"
+    written = 0
+
+    async def endless(request: web.Request) -> web.StreamResponse:
+        nonlocal written
+        response = await begin_stream(request, piece)
+        while True:
+            await response.write(piece)
+            written += len(piece)
+
+    plain, replica.answer = replica.answer, endless
+    front = await start_gateway(replica)
+    with socket.socket() as client:
+        client.setblocking(False)
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        await asyncio.get_running_loop().sock_connect(client, ("127.0.0.1", front.port))
+        body = b'{"model": "m", "stream": true}'
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body)
+        await asyncio.get_running_loop().sock_sendall(client, head + body)
+        await until(lambda: written > 0)
+        replica.answer = plain
+        before = -1
+        while before != written:
+            before = written
+            # Others are answered all the while.
+            async with front.post({"model": "m"}) as response:
+                assert response.status == 200
+            await asyncio.sleep(0.2)
+        # What lies between is the sockets' buffers, not an ever longer queue of ours.
+        assert written < 32 << 20
+    await asyncio.wait_for(replica.cancelled.wait(), 2)
+
+
+async def test_a_replica_that_turns_unready_gets_no_more_requests(start_replicas, start_gateway, until):
+    a, b = await start_replicas(2)
+    front = await start_gateway(a, b)
+    a.ready = 503
+    await until(lambda: not front.registry.find("m").replicas["m-0"].health.ready)
+    for _ in range(3):
+        async with front.post({"model": "m"}) as response:
+            assert response.headers["x-pagetide-replica"] == "m-1"
+    a.ready = 200
+    await until(lambda: front.registry.find("m").replicas["m-0"].health.ready)
+
+
+async def test_a_stream_under_way_ends_well_when_the_gateway_is_told_to_stop(start_replicas, start_gateway):
+    (replica,) = await start_replicas(1)
+    may_go_on = asyncio.Event()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = await begin_stream(request, b"data: 1\n\n")
+        await may_go_on.wait()
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    replica.answer = answer
+    front = await start_gateway(replica)
+    async with front.post({"model": "m", "stream": True}) as response:
+        await response.content.readuntil(b"\n\n")
+        front.server.stop()
+        await asyncio.sleep(0.3)  # several turns of the server's own loop, which looks every 0.1 s
+        may_go_on.set()
+        assert await response.read() == b"data: [DONE]\n\n"

@@ -1,0 +1,126 @@
+"""Decisions of the gateway as tables."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from pagetide_gateway.health import MISSES_ALLOWED, Poll, cards_in, judge
+from pagetide_gateway.main import main, registry_of
+from pagetide_gateway.registry import Health, Registry, Replica
+from pagetide_gateway.routing import Ask, RoundRobin
+from pagetide_spec.errors import SettingError
+from pagetide_spec.metrics import GATEWAY_METRICS
+
+READY = Health(ready=True, reason="")
+
+
+@pytest.mark.parametrize(
+    ("health", "polls", "is_ready"),
+    [
+        pytest.param(Health(), [Poll("ready")], True, id="a 200 makes it ready"),
+        pytest.param(READY, [Poll("unready", "503")], False, id="a 503 counts at once"),
+        pytest.param(READY, [Poll("unreachable", "refused")], False, id="a refused connection counts at once"),
+        pytest.param(READY, [Poll("timeout")] * MISSES_ALLOWED, True, id="a few late answers are forgiven"),
+        pytest.param(READY, [Poll("timeout")] * (MISSES_ALLOWED + 1), False, id="many late answers are not"),
+        pytest.param(
+            READY,
+            [*[Poll("timeout")] * MISSES_ALLOWED, Poll("ready"), Poll("timeout")],
+            True,
+            id="a good answer forgives the late ones before it",
+        ),
+        pytest.param(Health(), [Poll("timeout")], False, id="a replica that never answered stays unready"),
+    ],
+)
+def test_judge(health, polls, is_ready):
+    for poll in polls:
+        health = judge(health, poll)
+    assert health.ready == is_ready
+    assert bool(health.reason) != is_ready
+
+
+def replicas(*names: str) -> list[Replica]:
+    return [Replica(name, f"http://{name}") for name in names]
+
+
+def choices(router: RoundRobin, *candidates: list[Replica], model: str = "m") -> str:
+    return "".join(router.choose(Ask(model, "/", b""), c).name for c in candidates)
+
+
+def test_round_robin_takes_each_in_turn():
+    abc = replicas("a", "b", "c")
+    assert choices(RoundRobin(), *[abc] * 7) == "abcabca"
+
+
+def test_round_robin_is_not_thrown_off_by_one_that_comes_and_goes():
+    abc, ac = replicas("a", "b", "c"), replicas("a", "c")
+    assert choices(RoundRobin(), abc, ac, ac, abc, abc) == "acabc"
+
+
+def test_round_robin_counts_for_each_model_alone():
+    router, ab = RoundRobin(), replicas("a", "b")
+    assert choices(router, ab, model="x") + choices(router, ab, model="y") + choices(router, ab, model="x") == "aab"
+
+
+def test_put_keeps_what_is_known_of_those_that_stay():
+    registry = Registry()
+    registry.put("m", {"a": "http://1", "b": "http://2"})
+    kept, moved = registry.find("m").replicas.values()
+    kept.health = moved.health = READY
+    registry.put("m", {"a": "http://1/", "b": "http://3", "c": "http://4"})
+    now = registry.find("m").replicas
+    assert now["a"] is kept
+    assert not now["b"].health.ready, "another address is another process"
+    assert registry.find("m").available() == [kept]
+
+
+def test_draining_replicas_are_not_available():
+    registry = Registry()
+    service = registry.put("m", {"a": "http://1"})
+    service.replicas["a"].health = READY
+    service.replicas["a"].draining = True
+    assert service.available() == []
+
+
+@pytest.mark.parametrize(
+    ("body", "ids"),
+    [
+        pytest.param(b'{"data": [{"id": "a"}, {"id": "b"}]}', ["a", "b"], id="a list of models"),
+        pytest.param(b'{"data": [3, {"name": "x"}]}', [], id="entries of another form"),
+        pytest.param(b'{"data": null}', [], id="no list"),
+        pytest.param(b"[]", [], id="no object"),
+        pytest.param(b"<html>", [], id="no JSON"),
+    ],
+)
+def test_cards_in(body, ids):
+    assert list(cards_in(body)) == ids
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["m", "m=", "=http://a", "m=a:80", "m=https://a", "m=http://", "m=http://a:x", "m=http://a,ftp://b"],
+)
+def test_a_wrong_service_flag_is_named(text, capsys):
+    assert main(["--service", text, "--port", "0"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "--service" in error
+    assert text in error
+
+
+def test_the_documented_metrics_are_those_there_are():
+    text = (Path(__file__).parents[2] / "docs" / "gateway.md").read_text()
+    documented = re.findall(r"`(pagetide_gateway_\w+)(?:\{(\w+)\})?`", text)
+    assert documented == [(m.full_name, ",".join(m.labels)) for m in GATEWAY_METRICS.values()]
+
+
+def test_service_flags_become_replicas():
+    registry = registry_of(["m=http://a:1,http://b:2/", "org/n=http://c"])
+    assert {m: [r.url for r in s.replicas.values()] for m, s in registry.services.items()} == {
+        "m": ["http://a:1", "http://b:2"],
+        "org/n": ["http://c"],
+    }
+    with pytest.raises(SettingError, match="twice"):
+        registry_of(["m=http://a", "m=http://b"])
