@@ -18,7 +18,7 @@ from .middleware import Edge
 from .openapi import with_bodies
 from .protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 
-BODIES = [CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest]
+BODIES: list[Any] = [CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest]
 
 
 def create_app(context: Context, keys: list[str]) -> ASGIApp:

@@ -71,7 +71,11 @@ def _struct_at(kind: type[msgspec.Struct], field: str) -> type[msgspec.Struct]:
     """The struct to which the path of a nested field leads; only one level deep there are any."""
     from .protocol import StreamOptions, StructuredOutputs
 
-    return {"stream_options": StreamOptions, "structured_outputs": StructuredOutputs}.get(field, kind)
+    nested: dict[str, type[msgspec.Struct]] = {
+        "stream_options": StreamOptions,
+        "structured_outputs": StructuredOutputs,
+    }
+    return nested.get(field, kind)
 
 
 def _value_at(raw: bytes, path: str) -> str:

@@ -7,7 +7,6 @@ import dataclasses
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-
 from ..text.chat import ChatTemplate, render
 from ..text.tokenizer import Tokenizer
 from .decoding import shorten
@@ -52,9 +51,11 @@ class Prompter:
         """
         found = []
         for one in _separate(prompt):
-            text = one if isinstance(one, str) else None
-            ids = one if text is None else await self.encode(text, special, keep is None)
-            found.append(PromptText(self._checked(ids, keep), text))
+            if isinstance(one, str):
+                ids = await self.encode(one, special, keep is None)
+                found.append(PromptText(self._checked(ids, keep), one))
+            else:
+                found.append(PromptText(self._checked(one, keep), None))
         return found
 
     async def chat_prompt(self, request: ChatRequest | TokenizeRequest, special: bool) -> PromptText:
@@ -162,5 +163,3 @@ def _characters(messages: list[dict[str, Any]]) -> int:
 
 def _wrong(name: str, value: object, problem: str) -> ApiError:
     return invalid(f"{name}: {shorten(value)}: {problem}", name, "invalid_value")
-
-
