@@ -25,8 +25,8 @@ from pagetide_spec.config import EngineConfig
 from pagetide_spec.errors import PagetideError, SettingError
 
 EOS = 1
-VOCAB = 400
-FIRST_WORD = 5
+VOCAB = 390
+FIRST_WORD = 262
 BLOCK = 16
 NUM_BLOCKS = 4096
 
@@ -45,7 +45,8 @@ class _Sequence:
         params = request.params
         self.limit = params.max_tokens or 16
         forced = [token for token, bias in params.logit_bias.items() if bias >= 100]
-        self.script = forced[:1] * self.limit or script(request.prompt_token_ids, index, self.limit)
+        greedy = params.temperature == 0 or params.top_k == 1
+        self.script = forced[:1] * self.limit or script(request.prompt_token_ids, 0 if greedy else index, self.limit)
         self.made = 0
 
 
