@@ -41,6 +41,14 @@ class Prompter:
         """Let the thread end."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
+    @property
+    def template_text(self) -> str:
+        """The chat template's source; empty where there is none."""
+        if self._template is not None:
+            return self._template.text
+        own = self.tokenizer.chat_templates
+        return own.get("tool_use") or own.get("default") or ""
+
     async def completion_prompts(self, prompt: Any, special: bool, keep: int | None = None) -> list[PromptText]:
         """The prompts of a completion request: one text, one list of ids, or a list of either.
 
