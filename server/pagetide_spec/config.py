@@ -116,9 +116,7 @@ class EngineConfig:
     api_key: str | None = _setting(
         None, "Keys that clients must bring, separated by commas.", "server", unset="open to all", local=True
     )
-    api_key_file: str | None = _setting(
-        None, "File with one such key a line.", "server", unset="no file", local=True
-    )
+    api_key_file: str | None = _setting(None, "File with one such key a line.", "server", unset="no file", local=True)
     cors_origins: str | None = _setting(
         None, "Web origins that may call from a browser, separated by commas.", "server", unset="none"
     )

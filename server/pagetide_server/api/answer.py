@@ -85,8 +85,6 @@ class Answer:
             self._last = now
 
     def _release(self, text: str, stop_reason: str | int | None) -> Delta:
-        delta = Delta(
-            self.index, text, self._pending_ids, self._pending_logprobs, self.finish_reason, stop_reason
-        )
+        delta = Delta(self.index, text, self._pending_ids, self._pending_logprobs, self.finish_reason, stop_reason)
         self._pending_ids, self._pending_logprobs = [], []
         return delta

@@ -18,7 +18,7 @@ from .middleware import Edge
 from .openapi import with_bodies
 from .protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 
-BODIES = [CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest]
+BODIES: list[Any] = [CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest]
 
 
 def create_app(context: Context, keys: list[str]) -> ASGIApp:
@@ -27,7 +27,7 @@ def create_app(context: Context, keys: list[str]) -> ASGIApp:
     app.state.context = context
     for part in (completions, chat, models, tokenize, health):
         app.include_router(part.router)
-    for kind in (errors.ApiError, PagetideError, HTTPException, RequestValidationError):
+    for kind in (errors.ApiError, PagetideError, HTTPException, RequestValidationError, Exception):
         app.add_exception_handler(kind, errors.handle)
     document = app.openapi
     app.openapi = lambda: with_bodies(document(), BODIES)  # type: ignore[method-assign]

@@ -20,7 +20,7 @@ from .parts import Parts, Splitter
 from .prompts import PromptText
 from .protocol import ChatRequest
 from .replies import ChatChoice, ChatChunk, ChatCompletion, ChatDelta, ChunkChoice, Message
-from .splitting import splitter_factory, tool_structure
+from .splitting import splitter_factory, tool_params
 from .streaming import WatchedResponse, event, send_events, send_json
 from .usage import UsageWriter, best, note
 from .validation import answer_length, check_stream_options, sampling_params, with_length
@@ -126,8 +126,7 @@ async def _prepare(context: Context, body: ChatRequest) -> _Job:
     """Check, render and tokenize; nothing has reached the engine yet."""
     check_stream_options(body)
     limits, prompter = context.limits, context.serving()
-    params = sampling_params(body, limits)
-    params = tool_structure(body, params)
+    params = tool_params(body, sampling_params(body, limits))
     text: PromptText = await prompter.chat_prompt(body, bool(body.add_special_tokens))
     wanted = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     length = answer_length(len(text.token_ids), wanted, None, limits)

@@ -1,4 +1,4 @@
-"""What all routes share: settings, engine, tokenizer, metrics, life cycle. Set up once, filled while the model loads."""
+"""What all routes share: settings, engine, tokenizer, metrics, life cycle."""
 
 from __future__ import annotations
 

@@ -64,14 +64,18 @@ def _explained(text: str, raw: bytes, kind: type[msgspec.Struct]) -> ApiError:
     if not field:
         return invalid(f"the body must be a JSON object: {problem}")
     problem = problem[:1].lower() + problem[1:].replace("`", "")
-    return invalid(f"{field}: {_value_at(raw, path)}: {problem}", field, "invalid_value")
+    return invalid(f"{field}: {_value_at(raw, path)}: {problem}", re.split(r"[.\[]", field)[0], "invalid_value")
 
 
 def _struct_at(kind: type[msgspec.Struct], field: str) -> type[msgspec.Struct]:
     """The struct to which the path of a nested field leads; only one level deep there are any."""
     from .protocol import StreamOptions, StructuredOutputs
 
-    return {"stream_options": StreamOptions, "structured_outputs": StructuredOutputs}.get(field, kind)
+    nested: dict[str, type[msgspec.Struct]] = {
+        "stream_options": StreamOptions,
+        "structured_outputs": StructuredOutputs,
+    }
+    return nested.get(field, kind)
 
 
 def _value_at(raw: bytes, path: str) -> str:

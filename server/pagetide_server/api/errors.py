@@ -11,7 +11,7 @@ import msgspec
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from pagetide_spec.errors import PagetideError
 
@@ -82,6 +82,8 @@ def translate(error: BaseException) -> ApiError:
         return error
     if isinstance(error, EngineDead):
         return unavailable(f"the engine is gone: {error}")
+    if isinstance(error, ClientDisconnect):
+        return ApiError(499, "the client has left")  # never read by anybody
     if isinstance(error, PagetideError):
         return invalid(str(error))
     if isinstance(error, HTTPException):

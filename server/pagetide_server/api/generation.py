@@ -49,12 +49,14 @@ class Generation(contextlib.AbstractContextManager["Generation"]):
         submitted = time.monotonic()
         self._submitted = submitted
         self._prompts = prompts
-        self.runs = []
+        self.runs: list[_Run] = []
+        first = 0
         for prompt in prompts:
             record = Record(metrics, arrival, submitted, len(prompt.token_ids))
-            first, count = sum(len(r.answers) for r in self.runs), prompt.params.best_of or prompt.params.n
+            count = prompt.params.best_of or prompt.params.n
             answers = [Answer(first + i, tokenizer, prompt.token_ids, prompt.params, record) for i in range(count)]
             self.runs.append(_Run(prompt, record, answers, open_answers=count))
+            first += count
         self._by_id: dict[str, _Run] = {}
         self._left = len(prompts)
 

@@ -102,7 +102,7 @@ class ServerMetrics(Collector):
 
     def collect(self) -> Iterator[Family]:
         """The families, as the registry asks for them."""
-        for name, metric in SERVER_METRICS.items():
+        for metric in SERVER_METRICS.values():
             yield self._family(metric.full_name, metric, metric.labels, {"model_name": self._model_name})
         if self._vllm:
             for name, (ours, labels) in VLLM_METRICS.items():
@@ -184,6 +184,4 @@ class ServerMetrics(Collector):
     def _read_ready(self, ready: Ready) -> None:
         self._set("max_num_seqs", ready.max_num_seqs)
         self._set("kv_capacity_tokens", ready.num_blocks * ready.block_size)
-        self._set(
-            "engine_info", 1, (self._version, ready.dtype, str(ready.block_size), ready.device, ready.attention)
-        )
+        self._set("engine_info", 1, (self._version, ready.dtype, str(ready.block_size), ready.device, ready.attention))

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pagetide_spec.names import HEADER_REQUEST_ID
@@ -36,8 +37,9 @@ def key_matches(authorization: str, keys: Sequence[bytes]) -> bool:
     """Whether an Authorization header brings one of the keys. Looks at all of them, each in constant time."""
     scheme, _, given = authorization.partition(" ")
     token = given.strip().encode()
-    # A list, not a generator: stopping at the first match would tell by time which key it was.
-    return any([hmac.compare_digest(token, key) for key in keys]) and scheme.lower() == "bearer"
+    # All of them first: stopping at a match would tell by time which key it was.
+    matches = [hmac.compare_digest(token, key) for key in keys]
+    return any(matches) and scheme.lower() == "bearer"
 
 
 class BodyLimit:
@@ -141,10 +143,9 @@ class _Call:
         await self._send(message)
 
     async def fail(self, error: Exception, scope: Scope, receive: Receive) -> None:
-        """Answer with an error, unless an answer has begun."""
-        answer = translate(error)
-        if not self.status:
-            await answer.response()(scope, receive, self.send)
+        """Answer with an error, unless an answer has begun, or nobody is there to read it."""
+        if not self.status and not isinstance(error, ClientDisconnect):
+            await translate(error).response()(scope, receive, self.send)
 
     def fields(self) -> dict[str, Any]:
         """What the access line tells, for structured logs."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -25,8 +26,11 @@ def body_of(kind: type[msgspec.Struct], stream: bool = False) -> dict[str, Any]:
     }
 
 
-_ERROR = {"description": "An error object", "content": {"application/json": {"schema": {"$ref": _REF.format(name="Error")}}}}  # fmt: skip
-ERRORS: dict[int | str, dict[str, Any]] = {code: _ERROR for code in (400, 401, 404, 405, 413, 429, 500, 503)}
+_ERROR = {
+    "description": "An error object",
+    "content": {"application/json": {"schema": {"$ref": _REF.format(name="Error")}}},
+}
+ERRORS: dict[int | str, dict[str, Any]] = dict.fromkeys((400, 401, 404, 405, 413, 429, 500, 503), _ERROR)
 
 ERROR_SCHEMA = {
     "type": "object",
@@ -46,7 +50,7 @@ ERROR_SCHEMA = {
 }
 
 
-def with_bodies(document: dict[str, Any], kinds: list[type[msgspec.Struct]]) -> dict[str, Any]:
+def with_bodies(document: dict[str, Any], kinds: Sequence[type[msgspec.Struct]]) -> dict[str, Any]:
     """The document with the schemas of the request bodies, and without FastAPI's own form of errors."""
     _, schemas = msgspec.json.schema_components(kinds, ref_template=_REF)
     components = document.setdefault("components", {}).setdefault("schemas", {})

@@ -44,9 +44,20 @@ class TextParser(Protocol):
 class Splitter:
     """One answer's parser, and the tokens whose text it still holds back."""
 
-    def __init__(self, parsers: list[TextParser]) -> None:
-        """Parsers in order: each gets the content that the one before left over."""
+    def __init__(
+        self,
+        parsers: list[TextParser],
+        keeps_reasoning: bool = True,
+        one_call: bool = False,
+        tells_calls: bool = True,
+    ) -> None:
+        """Parsers in order: each gets the content that the one before left over.
+
+        `one_call` drops all calls but the first; without `tells_calls` the finish reason stays as it is, which is what
+        OpenAI does where a request has named the function.
+        """
         self._parsers = parsers
+        self._keeps_reasoning, self._one_call, self._tells_calls = keeps_reasoning, one_call, tells_calls
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprobs] = []
         self._called = False
@@ -58,6 +69,10 @@ class Splitter:
         for parser in self._parsers:
             found = parser.push(parts.content, finished)
             parts = Parts(found.content, parts.reasoning + found.reasoning, parts.tool_calls + found.tool_calls)
+        if not self._keeps_reasoning:
+            parts.reasoning = ""
+        if self._one_call:
+            parts.tool_calls = [call for call in parts.tool_calls if call.index == 0]
         self._called = self._called or bool(parts.tool_calls)
         return parts
 
@@ -74,4 +89,4 @@ class Splitter:
 
     def reason(self, finish_reason: str | None) -> str | None:
         """The finish reason, which tells of tool calls."""
-        return "tool_calls" if finish_reason == "stop" and self._called else finish_reason
+        return "tool_calls" if finish_reason == "stop" and self._called and self._tells_calls else finish_reason

@@ -7,7 +7,6 @@ import dataclasses
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-
 from ..text.chat import ChatTemplate, render
 from ..text.tokenizer import Tokenizer
 from .decoding import shorten
@@ -42,6 +41,14 @@ class Prompter:
         """Let the thread end."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
+    @property
+    def template_text(self) -> str:
+        """The chat template's source; empty where there is none."""
+        if self._template is not None:
+            return self._template.text
+        own = self.tokenizer.chat_templates
+        return own.get("tool_use") or own.get("default") or ""
+
     async def completion_prompts(self, prompt: Any, special: bool, keep: int | None = None) -> list[PromptText]:
         """The prompts of a completion request: one text, one list of ids, or a list of either.
 
@@ -52,9 +59,11 @@ class Prompter:
         """
         found = []
         for one in _separate(prompt):
-            text = one if isinstance(one, str) else None
-            ids = one if text is None else await self.encode(text, special, keep is None)
-            found.append(PromptText(self._checked(ids, keep), text))
+            if isinstance(one, str):
+                ids = await self.encode(one, special, keep is None)
+                found.append(PromptText(self._checked(ids, keep), one))
+            else:
+                found.append(PromptText(self._checked(one, keep), None))
         return found
 
     async def chat_prompt(self, request: ChatRequest | TokenizeRequest, special: bool) -> PromptText:
@@ -162,5 +171,3 @@ def _characters(messages: list[dict[str, Any]]) -> int:
 
 def _wrong(name: str, value: object, problem: str) -> ApiError:
     return invalid(f"{name}: {shorten(value)}: {problem}", name, "invalid_value")
-
-

@@ -10,6 +10,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 import uvicorn
 
@@ -18,7 +19,7 @@ from pagetide_spec.errors import PagetideError, SettingError
 
 from ..engine.client import EngineClient, EngineFailed
 from ..engine.launch import DEFAULT_CORE, EXIT_SETTING, EXIT_START
-from ..text.chat import configured
+from ..text.chat import ChatTemplate, configured
 from ..text.tokenizer import Tokenizer
 from .app import create_app
 from .connections import TimedProtocol
@@ -119,7 +120,8 @@ class Server:
         context = self._context
         context.metrics.ready = context.engine.ready
         context.lifecycle.serve()
-        log.info("serving %s at %s", context.model_name, address)
+        # On stdout whatever the log level is: people and scripts wait for this line.
+        print(f"serving {context.model_name} at {address}", flush=True)
         if not await self._unless_signalled(asyncio.ensure_future(context.engine.died.wait())):
             return await self._drain()
         return await self._engine_died()
@@ -138,7 +140,7 @@ class Server:
             return self._say(str(error), EXIT_SETTING if isinstance(error, SettingError) else EXIT_START)
         return 0
 
-    def _load_text(self) -> tuple[Tokenizer, object]:
+    def _load_text(self) -> tuple[Tokenizer, ChatTemplate | None]:
         tokenizer = self._load_tokenizer(self._config)
         return tokenizer, configured(self._config.chat_template, tokenizer)
 
@@ -182,7 +184,7 @@ class Server:
         if self._signals > 1:
             self._hurried.set()
 
-    async def _unless_signalled(self, work: asyncio.Future[object]) -> bool:
+    async def _unless_signalled(self, work: asyncio.Future[Any]) -> bool:
         """Wait for `work`; False, and it is cancelled, if a signal comes first."""
         signalled = asyncio.ensure_future(self._signalled.wait())
         await asyncio.wait((work, signalled), return_when=asyncio.FIRST_COMPLETED)

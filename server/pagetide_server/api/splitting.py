@@ -1,22 +1,146 @@
-"""Which parsers a chat answer goes through."""
+"""Which parsers a chat answer goes through, and what a request's tools and tool choice ask of the engine."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from typing import Any
+
+import msgspec
 
 from pagetide_spec.config import EngineConfig
 
-from ..engine.messages import SamplingParams
-from .parts import Splitter
+from ..engine.messages import SamplingParams, Structure
+from .decoding import shorten
+from .errors import ApiError, invalid
+from .parts import Splitter, TextParser
 from .prompts import Prompter
 from .protocol import ChatRequest
+from .reasoning import ThinkParser
+from .tools.forced import ListParser, NamedParser
+from .tools.hermes import HermesParser
+from .tools.llama3 import Llama3Parser
+from .tools.mistral import MistralParser
+
+_FORMATS: dict[str, Callable[[], TextParser]] = {
+    "hermes": HermesParser,
+    "llama3": Llama3Parser,
+    "mistral": MistralParser,
+}
+# What in a chat template gives a format away.
+_SIGNS = {"hermes": ("<tool_call>",), "mistral": ("[TOOL_CALLS]",), "llama3": ("<|python_tag|>", '{"name": function')}
+_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
 
 def splitter_factory(config: EngineConfig, prompter: Prompter, request: ChatRequest) -> Callable[[], Splitter]:
     """What makes the splitter of each answer of a request."""
-    return lambda: Splitter([])
+    makers: list[Callable[[], TextParser]] = []
+    if config.reasoning_parser != "none" and request.separate_reasoning is not False:
+        makers.append(lambda: ThinkParser(config.reasoning_parser == "think_open"))
+    if (calls := _call_parser(config, prompter, request)) is not None:
+        makers.append(calls)
+    return lambda: Splitter(
+        [make() for make in makers],
+        keeps_reasoning=request.include_reasoning is not False,
+        one_call=request.parallel_tool_calls is False,
+        tells_calls=forced_name(request) is None,
+    )
 
 
-def tool_structure(request: ChatRequest, params: SamplingParams) -> SamplingParams:
-    """The parameters, with the form that a forced tool call must have."""
-    return params
+def tool_params(request: ChatRequest, params: SamplingParams) -> SamplingParams:
+    """The parameters, with the form that a forced tool call must have.
+
+    Raises:
+        ApiError: 400; wrong tools, or a choice that does not fit them.
+    """
+    _check_tools(request)
+    if not uses_tools(request):
+        return params
+    if request.skip_special_tokens is None:
+        # Marks of tool calls are special tokens in some vocabularies.
+        params = msgspec.structs.replace(params, skip_special_tokens=False)
+    schema = _forced_schema(request)
+    if schema is None:
+        return params
+    if params.structure is not None:
+        raise invalid("tool_choice: a forced call and another form of the answer exclude each other", "tool_choice")
+    return msgspec.structs.replace(params, structure=Structure(kind="json", value=msgspec.json.encode(schema).decode()))
+
+
+def uses_tools(request: ChatRequest) -> bool:
+    """Whether the answer may be a tool call."""
+    return bool(request.tools) and request.tool_choice != "none"
+
+
+def forced_name(request: ChatRequest) -> str | None:
+    """The one function that must be called, if the request names one."""
+    choice = request.tool_choice
+    return choice["function"]["name"] if isinstance(choice, dict) else None
+
+
+def format_of(config: EngineConfig, template: str) -> str:
+    """The format of tool calls: as set, or as the chat template shows it; "none" where it shows none."""
+    if config.tool_call_parser != "auto":
+        return config.tool_call_parser
+    return next((name for name, signs in _SIGNS.items() if any(sign in template for sign in signs)), "none")
+
+
+def _call_parser(config: EngineConfig, prompter: Prompter, request: ChatRequest) -> Callable[[], TextParser] | None:
+    if not uses_tools(request):
+        return None
+    if (name := forced_name(request)) is not None:
+        return lambda: NamedParser(name)
+    if request.tool_choice == "required":
+        return ListParser
+    return _FORMATS.get(format_of(config, prompter.template_text))
+
+
+def _forced_schema(request: ChatRequest) -> dict[str, Any] | None:
+    functions = {tool["function"]["name"]: tool["function"].get("parameters") for tool in request.tools or []}
+    if (name := forced_name(request)) is not None:
+        return functions[name] or {"type": "object"}
+    if request.tool_choice != "required":
+        return None
+    calls = [
+        {
+            "type": "object",
+            "properties": {"name": {"const": name}, "arguments": parameters or {"type": "object"}},
+            "required": ["name", "arguments"],
+            "additionalProperties": False,
+        }
+        for name, parameters in functions.items()
+    ]
+    return {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
+
+
+def _check_tools(request: ChatRequest) -> None:
+    names = [_tool_name(tool, number) for number, tool in enumerate(request.tools or [])]
+    choice = request.tool_choice
+    if choice is None or choice in ("none", "auto"):
+        return
+    if not names:
+        raise _wrong("tool_choice", choice, "needs tools")
+    if choice == "required":
+        return
+    function = choice.get("function") if isinstance(choice, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    if name is None:
+        raise _wrong("tool_choice", choice, "must be none, auto, required, or name a function")
+    if name not in names:
+        raise _wrong("tool_choice", name, f"is none of the tools: {', '.join(names)[:200]}")
+
+
+def _tool_name(tool: dict[str, Any], number: int) -> str:
+    function = tool.get("function")
+    if tool.get("type", "function") != "function" or not isinstance(function, dict):
+        raise _wrong(f"tools[{number}]", tool, "must be of type function")
+    name, parameters = function.get("name"), function.get("parameters")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise _wrong(f"tools[{number}].function.name", name, "must be 1 to 128 letters, digits or one of _.:-")
+    if parameters is not None and not isinstance(parameters, dict):
+        raise _wrong(f"tools[{number}].function.parameters", parameters, "must be a JSON schema, which is an object")
+    return name
+
+
+def _wrong(name: str, value: object, problem: str) -> ApiError:
+    return invalid(f"{name}: {shorten(value)}: {problem}", name, "invalid_value")

@@ -238,8 +238,11 @@ class EngineClient:
     # ---- messages
 
     def _send(self, message: ToEngine) -> None:
-        if not self._outgoing.closed:
-            self._outgoing.send(self._encoder.encode(message))
+        if self._outgoing.closed:
+            return
+        # Without a peer, which means that the engine has died, the socket would block; `_watch` tells who waits.
+        with contextlib.suppress(zmq.Again):
+            self._outgoing.send(self._encoder.encode(message), zmq.NOBLOCK)
 
     def _receive(self) -> None:
         """Handle what has arrived. The socket's descriptor signals an edge, so it is read until it is empty."""

@@ -30,7 +30,9 @@ class Mailbox:
         self._error: Exception | None = None
 
     def put(self, output: SequenceOutput) -> None:
-        """Add an output and wake the reader."""
+        """Add an output and wake the reader; after `fail` nothing is added, so that the error is reached."""
+        if self._error is not None:
+            return
         self._items.append(output)
         waiter = self._waiter
         if waiter is not None:

@@ -208,7 +208,7 @@ def start(launch: Launch, outbox: Outbox) -> Core | int:
         code = EXIT_SETTING if isinstance(error, SettingError) else EXIT_START
         outbox.send(Failed(message=str(error), exit_code=code))
         return code
-    except Exception as error:  # noqa: BLE001 - whatever a model loader raises is told to the other process
+    except Exception as error:
         log.exception("the engine could not start")
         outbox.send(Failed(message=f"{type(error).__name__}: {error}", exit_code=EXIT_START))
         return EXIT_START
@@ -220,7 +220,7 @@ def serve(core: Core, inbox: Inbox, outbox: Outbox, heart: Callable[[Loop], Hear
     heart(loop).start()
     try:
         loop.run()
-    except Exception as error:  # noqa: BLE001 - after a failed step nothing of the engine's state can be trusted
+    except Exception as error:
         log.exception("an engine step failed")
         outbox.send(Failed(message=f"{type(error).__name__}: {error}", exit_code=EXIT_ENGINE))
         return EXIT_ENGINE

@@ -1,0 +1,76 @@
+"""What the formats share: looking for marks in a text that comes in pieces, and telling calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..parts import Parts
+from .call import CallReader, begin, more, new_call_id
+
+
+def held_back(text: str, marks: tuple[str, ...]) -> int:
+    """How many of the last characters may be the beginning of a mark."""
+    longest = max(map(len, marks))
+    for size in range(min(longest - 1, len(text)), 0, -1):
+        if any(mark.startswith(text[-size:]) for mark in marks):
+            return size
+    return 0
+
+
+class CallTeller:
+    """Turns what a `CallReader` has read into pieces of tool calls, numbered in the order of the calls."""
+
+    def __init__(self, new_id: Callable[[], str] = new_call_id) -> None:
+        self._new_id = new_id
+        self._index = -1
+        self._reader: CallReader | None = None
+
+    def tell(self, reader: CallReader, parts: Parts) -> None:
+        """Add to `parts` what is new of the call that `reader` reads."""
+        if reader.name is None:
+            return
+        if reader is not self._reader:
+            self._reader = reader
+            self._index += 1
+            parts.tool_calls.append(begin(self._index, self._new_id(), reader.name))
+        if arguments := reader.untold_arguments():
+            parts.tool_calls.append(more(self._index, arguments))
+
+
+class CallList:
+    """Reads calls one after the other, such as `[{...}, {...}]` or `{...}; {...}`, whatever stands between them."""
+
+    def __init__(self, teller: CallTeller) -> None:
+        self._teller = teller
+        self._reader: CallReader | None = None
+
+    @property
+    def in_call(self) -> bool:
+        """Whether a call has begun and not ended."""
+        return self._reader is not None
+
+    def push(self, text: str, parts: Parts) -> None:
+        """Take the next piece."""
+        for character in text:
+            if self._reader is None and character == "{":
+                self._reader = CallReader()
+            if self._reader is not None:
+                self._reader.step(character)
+                if self._reader.done:
+                    self._tell(parts)
+        if self._reader is not None:
+            self._teller.tell(self._reader, parts)
+
+    def _tell(self, parts: Parts) -> None:
+        reader, self._reader = self._reader, None
+        if reader is None:
+            return
+        self._teller.tell(reader, parts)
+        if reader.name is None:
+            parts.content += reader.raw
+
+    def finish(self, parts: Parts) -> None:
+        """The text has ended: an object that never named a function is content."""
+        if self._reader is not None and self._reader.name is None:
+            parts.content += self._reader.raw
+        self._reader = None
