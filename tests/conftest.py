@@ -49,7 +49,13 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("mistral", {"sliding_window": 24, "head_dim": 16}),
     "gemma2": (
         "gemma2",
-        {"head_dim": 32, "sliding_window": 24, "layer_types": MIXED, "attn_logit_softcapping": 5.0, "query_pre_attn_scalar": 32},
+        {
+            "head_dim": 32,
+            "sliding_window": 24,
+            "layer_types": MIXED,
+            "attn_logit_softcapping": 5.0,
+            "query_pre_attn_scalar": 32,
+        },
     ),
     "gemma3": (
         "gemma3_text",

@@ -80,7 +80,7 @@ def make_plan(
     _, block_size, kv_heads, _ = cache_shape
     tables = block_tables.long()
     contexts, starts = context_lens.tolist(), query_starts.tolist()
-    counts = [b - a for a, b in zip(starts, starts[1:], strict=False)]
+    counts = query_starts.diff().tolist()
     span = [min(c, sliding_window or c) for c in contexts]
     decodes = [s for s, count in enumerate(counts) if count == 1]
     groups = [
@@ -164,9 +164,7 @@ def _chunk(
     return Chunk(_cache_rows(slots, kv_heads), tiles)
 
 
-def _tile(
-    start: int, computed: int, low: int, first: int, end: int, window: int | None, device: torch.device
-) -> Tile:
+def _tile(start: int, computed: int, low: int, first: int, end: int, window: int | None, device: torch.device) -> Tile:
     """Rows `first..end` of a chunk whose gathered keys begin at position `low`."""
     seen = max(low, computed + first - window + 1) if window else low
     rows = torch.arange(computed + first, computed + end, device=device)[:, None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from pagetide_kernels.copy_blocks import copy_blocks
 from pagetide_kernels.dispatch import choose
 from pagetide_kernels.reference import cache_ops as reference

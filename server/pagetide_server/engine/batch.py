@@ -89,9 +89,7 @@ def _block_tables(rows: list[Row], needed: np.ndarray) -> np.ndarray:
     return tables
 
 
-def _wanted(
-    rows: list[Row], query_starts: list[int]
-) -> tuple[list[int], list[int], dict[int, tuple[int, int]]]:
+def _wanted(rows: list[Row], query_starts: list[int]) -> tuple[list[int], list[int], dict[int, tuple[int, int]]]:
     """(positions whose logits are wanted, index of each sampling sequence among them, prompt part of each row)"""
     wanted: list[int] = []
     sampling: list[int] = []

@@ -15,6 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from pagetide_spec.config import EngineConfig
+from pagetide_spec.errors import SettingError
+
 from .gguf_file import GgufError, GgufFile, GgufTensor, read_gguf
 from .gguf_tokenizer import write_tokenizer
 
@@ -75,6 +78,20 @@ def convert(path: Path, folder: Path) -> None:
     _tell(1.0)
 
 
+def read_gguf_config(config: EngineConfig) -> Any:
+    """transformers' configuration of the GGUF file `config.model`, without converting it.
+
+    Raises:
+        SettingError: the file is damaged or its model not known here.
+    """
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.for_model(**config_values(read_gguf(Path(config.model).expanduser())))
+    except (GgufError, Refused) as error:
+        raise SettingError("model", config.model, str(error)) from error
+
+
 def _tell(fraction: float) -> None:
     print(f"{fraction:.3f}", flush=True)
 
@@ -99,7 +116,13 @@ def config_values(file: GgufFile) -> dict[str, Any]:
     values: dict[str, Any] = {"model_type": model_type, "tie_word_embeddings": "output.weight" not in names}
     for key, value in file.metadata.items():
         prefix, _, rest = key.partition(".")
-        name = renames.get(rest) if prefix == architecture else table["tokenizer"].get(rest) if prefix == "tokenizer" else None
+        name = (
+            renames.get(rest)
+            if prefix == architecture
+            else table["tokenizer"].get(rest)
+            if prefix == "tokenizer"
+            else None
+        )
         if name is not None and name != -1:
             values[name] = value
     values.setdefault("vocab_size", len(file.metadata["tokenizer.ggml.tokens"]))
@@ -217,7 +240,10 @@ class _Shards:
 def _generation(file: GgufFile) -> dict[str, Any]:
     get = file.metadata.get
     ends = [get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot")]
-    stated = {"bos_token_id": get("tokenizer.ggml.bos_token_id"), "pad_token_id": get("tokenizer.ggml.padding_token_id")}
+    stated = {
+        "bos_token_id": get("tokenizer.ggml.bos_token_id"),
+        "pad_token_id": get("tokenizer.ggml.padding_token_id"),
+    }
     distinct = list(dict.fromkeys(e for e in ends if e is not None))
     return {k: v for k, v in stated.items() if v is not None} | ({"eos_token_id": distinct} if distinct else {})
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from pagetide_server.engine.messages import AddRequest, SamplingParams
 from pagetide_server.engine.sequence import Row, Sequence, Step
 from pagetide_server.model.loader import LoadedModel, load

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from pagetide_server.engine.sequence import Row, Sequence, Step
 from pagetide_server.model.loader import LoadedModel
 
@@ -115,7 +116,7 @@ def test_copying_a_block_parts_two_sequences(loaded_tiny: Load, toy: Toy) -> Non
     child.blocks = [3, 6]
     step = Step([Row(parent, 20, 1, samples=True), Row(child, 20, 1, samples=True)], copies=[(5, 6)])
     after = runner.execute(step).sampling.argmax(-1).tolist()
-    assert after == [toy.answers(loaded, [prompt + [token]], 1)[0][0] for token in (100, 200)]
+    assert after == [toy.answers(loaded, [[*prompt, token]], 1)[0][0] for token in (100, 200)]
 
 
 def test_logits_of_prompt_positions(loaded_tiny: Load, toy: Toy) -> None:
