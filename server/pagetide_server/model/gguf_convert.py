@@ -22,6 +22,8 @@ from .gguf_file import GgufError, GgufFile, GgufTensor, read_gguf
 from .gguf_tokenizer import write_tokenizer
 
 SHARD_BYTES = 2 << 30
+PIECE_BLOCKS = 8192
+PLAIN = {"F32": np.float32, "F16": np.float16}
 # Kinds whose conversion is known to be right: (name at transformers). Hybrids and encoders are left out.
 ARCHITECTURES = {
     "gemma2": "gemma2",
@@ -187,19 +189,25 @@ def _tensors(file: GgufFile, network: Any, processor: Any) -> Iterator[tuple[str
 
 
 def _dequantized(tensor: GgufTensor, data: np.ndarray) -> np.ndarray:
-    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
+    """The tensor's values, float32."""
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 
     kind = GGMLQuantizationType(tensor.kind)
     block, nbytes = GGML_QUANT_SIZES[kind]
-    size = int(np.prod(tensor.shape)) // block * nbytes
-    raw = data[tensor.offset : tensor.offset + size]
-    plain = {GGMLQuantizationType.F32: np.float32, GGMLQuantizationType.F16: np.float16}
-    if kind in plain:
-        return raw.view(plain[kind]).astype(np.float32).reshape(tensor.shape)
-    try:
-        return dequantize(raw.reshape(-1, nbytes), kind).reshape(tensor.shape)
-    except NotImplementedError as error:
-        raise Refused(f"tensor {tensor.name} has type {kind.name}, which the gguf package cannot read") from error
+    count = int(np.prod(tensor.shape)) // block
+    raw = data[tensor.offset : tensor.offset + count * nbytes]
+    if kind.name in PLAIN:
+        return raw.view(PLAIN[kind.name]).astype(np.float32).reshape(tensor.shape)
+    quant = getattr(quants, kind.name, None)
+    if quant is None:
+        raise Refused(f"tensor {tensor.name} has type {kind.name}, which the gguf package cannot read")
+    quant.init_grid()
+    blocks, values = raw.reshape(count, nbytes), np.empty((count, block), np.float32)
+    # In pieces that stay in the processor's cache; gguf's own `dequantize` cuts into far smaller ones, at ten times
+    # the cost.
+    for i in range(0, count, PIECE_BLOCKS):
+        values[i : i + PIECE_BLOCKS] = quant.dequantize_blocks(blocks[i : i + PIECE_BLOCKS])
+    return values.reshape(tensor.shape)
 
 
 class _Shards:
