@@ -26,9 +26,7 @@ def copy_blocks(cache: torch.Tensor, pairs: Sequence[tuple[int, int]]) -> None:
     cache.index_copy_(0, torch.tensor(targets, device=cache.device), moved)
 
 
-def checked_pairs(
-    pairs: Sequence[tuple[int, int]], num_sources: int, num_targets: int
-) -> tuple[list[int], list[int]]:
+def checked_pairs(pairs: Sequence[tuple[int, int]], num_sources: int, num_targets: int) -> tuple[list[int], list[int]]:
     """`pairs` as two lists.
 
     Raises:

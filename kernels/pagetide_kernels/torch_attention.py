@@ -80,7 +80,7 @@ def make_plan(
     _, block_size, kv_heads, _ = cache_shape
     tables = block_tables.long()
     contexts, starts = context_lens.tolist(), query_starts.tolist()
-    counts = [b - a for a, b in zip(starts, starts[1:], strict=False)]
+    counts = query_starts.diff().tolist()
     span = [min(c, sliding_window or c) for c in contexts]
     decodes = [s for s, count in enumerate(counts) if count == 1]
     groups = [
@@ -164,9 +164,7 @@ def _chunk(
     return Chunk(_cache_rows(slots, kv_heads), tiles)
 
 
-def _tile(
-    start: int, computed: int, low: int, first: int, end: int, window: int | None, device: torch.device
-) -> Tile:
+def _tile(start: int, computed: int, low: int, first: int, end: int, window: int | None, device: torch.device) -> Tile:
     """Rows `first..end` of a chunk whose gathered keys begin at position `low`."""
     seen = max(low, computed + first - window + 1) if window else low
     rows = torch.arange(computed + first, computed + end, device=device)[:, None]
@@ -235,15 +233,32 @@ def _attend_tile(
             rows[None], k[None], v[None], attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=True
         )
         return out[0].transpose(0, 1)
+    pieces = []
+    for first in range(0, rows.shape[1], TILE_ROWS):
+        piece = rows[:, first : first + TILE_ROWS]
+        if tile.hidden is None:
+            seen = first + piece.shape[1]
+            hidden = torch.ones(piece.shape[1], seen, dtype=torch.bool, device=k.device).triu_(1 + first)
+        else:
+            seen, hidden = k.shape[1], tile.hidden[first : first + TILE_ROWS]
+        pieces.append(_attend_capped(piece, k[:, :seen], v[:, :seen], hidden, scale, soft_cap))
+    return torch.cat(pieces, 1).transpose(0, 1).to(rows.dtype)
+
+
+def _attend_capped(
+    rows: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    hidden: torch.Tensor,
+    scale: float,
+    soft_cap: float,
+) -> torch.Tensor:
+    """rows [heads, r, head_dim] -> float32 of the same form; the fused op of torch cannot cap scores."""
     heads, count, head_dim = rows.shape
     q = rows.float().reshape(k.shape[0], -1, head_dim)
     scores = _capped(torch.bmm(q, k.float().transpose(1, 2)).mul_(scale), soft_cap).view(heads, count, -1)
-    hidden = tile.hidden
-    if hidden is None:
-        hidden = torch.ones(count, k.shape[1], dtype=torch.bool, device=k.device).triu_(1)
     weights = torch.softmax(scores.masked_fill_(hidden, float("-inf")), -1)
-    out = torch.bmm(weights.view(k.shape[0], -1, k.shape[1]), v.float())
-    return out.view(heads, count, -1).transpose(0, 1).to(rows.dtype)
+    return torch.bmm(weights.view(k.shape[0], -1, k.shape[1]), v.float()).view(heads, count, -1)
 
 
 def _capped(scores: torch.Tensor, soft_cap: float | None) -> torch.Tensor:

@@ -30,12 +30,12 @@ def paged_attention(
         for row in range(first, end):
             position = int(context_lens[s]) - (end - row)
             low = 0 if sliding_window is None else max(0, position - sliding_window + 1)
-            places = [(int(block_tables[s, p // block_size]), p % block_size) for p in range(low, position + 1)]
+            seen = torch.arange(low, position + 1)
+            blocks, places = block_tables[s].long()[seen // block_size], seen % block_size
+            keys, values = key_cache[blocks, places].float(), value_cache[blocks, places].float()
             for head in range(query.shape[1]):
-                keys = torch.stack([key_cache[b, i, head // group].float() for b, i in places])
-                values = torch.stack([value_cache[b, i, head // group].float() for b, i in places])
-                scores = keys @ query[row, head].float() * scale
+                scores = keys[:, head // group] @ query[row, head].float() * scale
                 if soft_cap is not None:
                     scores = soft_cap * torch.tanh(scores / soft_cap)
-                out[row, head] = torch.softmax(scores, 0) @ values
+                out[row, head] = torch.softmax(scores, 0) @ values[:, head // group]
     return out

@@ -43,6 +43,8 @@ def make_batch(step: Step, block_size: int, device: torch.device) -> Batch:
     rows = step.rows
     starts = np.array([row.start for row in rows])
     counts = np.array([row.count for row in rows])
+    if counts.min() < 1:
+        raise ValueError("a row computes no token")
     contexts = starts + counts
     query_starts = np.concatenate(([0], np.cumsum(counts)))
     tables = _block_tables(rows, -(-contexts // block_size))
@@ -72,7 +74,7 @@ def make_batch(step: Step, block_size: int, device: torch.device) -> Batch:
 
 def _tokens(row: Row) -> list[int]:
     tokens, start = row.sequence.tokens, row.start
-    if row.count < 1 or start + row.count > len(tokens):
+    if start + row.count > len(tokens):
         raise ValueError(f"row computes {row.count} tokens from {start} of a sequence of {len(tokens)}")
     return [tokens[start]] if row.count == 1 else tokens[start : start + row.count]
 
@@ -89,9 +91,7 @@ def _block_tables(rows: list[Row], needed: np.ndarray) -> np.ndarray:
     return tables
 
 
-def _wanted(
-    rows: list[Row], query_starts: list[int]
-) -> tuple[list[int], list[int], dict[int, tuple[int, int]]]:
+def _wanted(rows: list[Row], query_starts: list[int]) -> tuple[list[int], list[int], dict[int, tuple[int, int]]]:
     """(positions whose logits are wanted, index of each sampling sequence among them, prompt part of each row)"""
     wanted: list[int] = []
     sampling: list[int] = []

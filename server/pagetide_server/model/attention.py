@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 import torch
+
 from pagetide_kernels.paged_attention import make_plan, paged_attention
 from pagetide_kernels.reshape_and_cache import reshape_and_cache
 from pagetide_kernels.torch_attention import Plan
@@ -23,8 +24,19 @@ ATTENTION_NAME = "pagetide"
 
 # Keywords that networks hand to attention and that change nothing in inference without masks and padding.
 HARMLESS = frozenset(
-    "cache cache_position cu_seq_lens_k cu_seq_lens_q dropout is_causal max_length_k max_length_q output_attentions "
-    "output_hidden_states output_router_logits past_key_values position_ids return_dict use_cache".split()
+    {
+        "cache",
+        "cache_position",
+        "dropout",
+        "is_causal",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+        "past_key_values",
+        "position_ids",
+        "return_dict",
+        "use_cache",
+    }
 )
 
 

@@ -50,32 +50,49 @@ def resolve(config: EngineConfig, progress: Progress = silent) -> Path:
     if not model:
         raise SettingError("model", model, "must name a folder, a GGUF file or a hub id")
     path = Path(model).expanduser()
-    if path.is_dir():
-        return path
     if path.is_file():
         if path.suffix.lower() != ".gguf":
             raise SettingError("model", model, "is a file but no GGUF file; give the folder that holds config.json")
         from .gguf_cache import converted
 
         return converted(path, progress)
-    if not _is_hub_id(model):
-        raise SettingError("model", model, "no such folder or file")
-    return _from_hub(config, progress)
+    return _folder_or_hub(config, HUB_PATTERNS, progress)
+
+
+def resolve_config(config: EngineConfig) -> Path:
+    """As `resolve` for a folder or hub id, but of a hub's model only the small JSON files are fetched."""
+    return _folder_or_hub(config, ["*.json"], silent)
+
+
+def _folder_or_hub(config: EngineConfig, patterns: list[str], progress: Progress) -> Path:
+    path = Path(config.model).expanduser()
+    if path.is_dir():
+        return path
+    if not _is_hub_id(config.model):
+        raise SettingError("model", config.model, "no such folder or file")
+    return _from_hub(config, patterns, progress)
 
 
 def _is_hub_id(text: str) -> bool:
     parts = text.split("/")
-    plain = all(p and not p.startswith(".") and p.replace("-", "").replace("_", "").replace(".", "").isalnum() for p in parts)
+    plain = all(
+        p and not p.startswith(".") and p.replace("-", "").replace("_", "").replace(".", "").isalnum() for p in parts
+    )
     return len(parts) == 2 and plain and not text.lower().endswith(".gguf")
 
 
-def _from_hub(config: EngineConfig, progress: Progress) -> Path:
+def _from_hub(config: EngineConfig, patterns: list[str], progress: Progress) -> Path:
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError
+    from huggingface_hub.errors import (
+        HfHubHTTPError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
 
     progress("downloading the model", 0.0)
     try:
-        folder = snapshot_download(config.model, revision=config.revision, allow_patterns=HUB_PATTERNS)
+        folder = snapshot_download(config.model, revision=config.revision, allow_patterns=patterns)
     except RevisionNotFoundError:
         raise SettingError("revision", config.revision, f"the hub's {config.model} has no such revision") from None
     except RepositoryNotFoundError:
@@ -126,7 +143,9 @@ def weight_files(folder: Path, config: EngineConfig) -> list[Path]:
         missing = [n for n in names if not (folder / n).is_file()]
         if missing:
             some = ", ".join(missing[:3]) + (" ..." if len(missing) > 3 else "")
-            raise SettingError("model", config.model, f"{len(missing)} of {len(names)} weight files are missing: {some}")
+            raise SettingError(
+                "model", config.model, f"{len(missing)} of {len(names)} weight files are missing: {some}"
+            )
         return [folder / n for n in names]
     if (folder / SINGLE).is_file():
         return [folder / SINGLE]

@@ -44,8 +44,8 @@ def converted(path: Path, progress: Progress) -> Path:
                 _convert(path, folder, progress)
     except OSError as error:
         raise PagetideError(
-            f"model: {str(path)!r}: its converted form cannot be kept in {base} ({error}); set PAGETIDE_CACHE to a folder "
-            "with room"
+            f"model: {str(path)!r}: its converted form cannot be kept in {base} ({error}); "
+            "set PAGETIDE_CACHE to a folder with room"
         ) from error
     return folder
 
@@ -88,7 +88,9 @@ def _run_child(path: Path, target: Path, progress: Progress) -> None:
     """Run the conversion; its lines on stdout are `fraction` (progress) or `error TEXT`."""
     command = [sys.executable, "-m", "pagetide_server.model.gguf_convert", str(path), str(target)]
     said, problem = "", ""
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=_environment()) as child:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=_environment()
+    ) as child:
         assert child.stdout is not None
         assert child.stderr is not None
         try:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+
 from pagetide_spec.config import EngineConfig
 from pagetide_spec.errors import PagetideError, SettingError
 
@@ -50,9 +53,8 @@ def load(config: EngineConfig, progress: Progress = silent) -> LoadedModel:
     shape = examine(hf_config, config)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = dtype_of(hf_config, config, device)
-    progress("loading weights", 0.0)
-    network = _load_weights(folder, config, dtype, device, shape)
-    progress("loading weights", 1.0)
+    with _reported_weights(progress):
+        network = _load_weights(folder, config, dtype, device, shape)
     return LoadedModel(
         network=network,
         hf_config=hf_config,
@@ -115,6 +117,29 @@ def dtype_of(hf_config: Any, config: EngineConfig, device: torch.device) -> torc
     return own if device.type == "cuda" and isinstance(own, torch.dtype) else torch.float32
 
 
+@contextlib.contextmanager
+def _reported_weights(progress: Progress) -> Iterator[None]:
+    """Tell `progress` of each weight that transformers loads, instead of its own bar."""
+    from transformers.utils import logging
+
+    def report(weights: Any) -> Iterator[Any]:
+        for i, weight in enumerate(weights):
+            progress("loading weights", i / len(weights))
+            yield weight
+
+    def hook(factory: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        counted = args and hasattr(args[0], "__len__") and kwargs.get("desc") == "Loading weights"
+        return report(args[0]) if counted else factory(*args, **kwargs)
+
+    before = logging.set_tqdm_hook(hook)
+    try:
+        progress("loading weights", 0.0)
+        yield
+        progress("loading weights", 1.0)
+    finally:
+        logging.set_tqdm_hook(before)
+
+
 def _load_weights(folder: Path, config: EngineConfig, dtype: torch.dtype, device: torch.device, shape: Shape) -> Any:
     from transformers import AutoModelForCausalLM
 
@@ -137,7 +162,20 @@ def _load_weights(folder: Path, config: EngineConfig, dtype: torch.dtype, device
         raise SettingError("model", config.model, f"{len(missing)} tensors are missing in its weights: {some}")
     if shape.relayed:
         relay(network)
-    return network.to(device).eval().requires_grad_(False)
+    network = network.to(device).eval().requires_grad_(False)
+    if device.type == "cpu":
+        _own_weights(network)
+    return network
+
+
+def _own_weights(network: Any) -> None:
+    """Copy weights that are still the mapped file into memory of our own.
+
+    A served model then stands no harm when its file changes, never waits for the disk, counts as used memory, and its
+    matrices begin where vector instructions like them to.
+    """
+    for weight in network.parameters():
+        weight.data = weight.data.clone()
 
 
 def _eos_token_ids(folder: Path, hf_config: Any, config: EngineConfig) -> tuple[int, ...]:

@@ -1,5 +1,121 @@
-def bytes_per_token(loaded):
-    return sum(l.kv_heads*(l.key_dim+l.value_dim) for l in loaded.layers)*loaded.dtype.itemsize
-def kv_blocks(config, loaded):
-    b=int((config.kv_cache_memory_gib or 1)*2**30); per=bytes_per_token(loaded)*config.block_size
-    return b//per, int(config.swap_space_gib*2**30)//per
+"""Sizes: what a token costs in the KV cache, and how many blocks there is room for.
+
+All layers keep all blocks of a sequence. Layers with a sliding window do not read what lies before it, but their blocks
+are not given back, since one block table serves all layers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import torch
+
+from pagetide_spec.config import EngineConfig
+from pagetide_spec.errors import SettingError
+
+from .host_memory import available_bytes
+from .loader import LoadedModel
+from .network import Layer
+from .profile import peak_bytes
+
+GIB = 1 << 30
+# On a CPU, of the memory that is free once the weights are loaded: the part for the KV cache if nothing is set, and the
+# most that swap space takes. The rest is for activations, the API process and everybody else.
+CPU_CACHE_SHARE = 0.4
+CPU_SWAP_SHARE = 0.2
+# Memory that nobody asked for must at least hold one sequence of this length, or of the model's window.
+LEAST_TOKENS = 2048
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchLimits:
+    """What one step may hold at most."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+
+
+def batch_limits(config: EngineConfig, device: torch.device) -> BatchLimits:
+    """The configured limits, or the defaults of the device."""
+    seqs, tokens = (256, 8192) if device.type == "cuda" else (64, 2048)
+    return BatchLimits(config.max_num_seqs or seqs, config.max_num_batched_tokens or tokens)
+
+
+def bytes_per_token(layers: list[Layer], dtype: torch.dtype) -> int:
+    """KV cache of one token in all layers."""
+    return sum(layer.kv_heads * (layer.key_dim + layer.value_dim) for layer in layers) * dtype.itemsize
+
+
+def kv_blocks(config: EngineConfig, loaded: LoadedModel) -> tuple[int, int]:
+    """(blocks of the KV cache, blocks of swap space).
+
+    `kv_cache_memory_gib` decides where it is set. Else, on a CPU, the cache gets CPU_CACHE_SHARE of the available
+    memory (control groups counted), but no more than max_num_seqs sequences of max_model_len tokens can use. On a GPU
+    it gets what `gpu_memory_utilization` leaves beside the weights and the greatest step's activations, which are
+    measured.
+
+    Raises:
+        SettingError: the cache would not hold one sequence of the length that was asked for; says what to change.
+    """
+    block = bytes_per_token(loaded.layers, loaded.dtype) * config.block_size
+    on_gpu = loaded.device.type == "cuda"
+    if config.kv_cache_memory_gib is not None:
+        room = int(config.kv_cache_memory_gib * GIB)
+    else:
+        room = gpu_room(config, loaded) if on_gpu else int(available_bytes() * CPU_CACHE_SHARE)
+    usable = batch_limits(config, loaded.device).max_num_seqs * -(-loaded.max_model_len // config.block_size)
+    blocks = room // block if config.kv_cache_memory_gib is not None else min(room // block, usable)
+    check_room(config, blocks, block, loaded.max_model_len, on_gpu)
+    return blocks, swap_blocks(config, block, available_bytes(), on_gpu)
+
+
+def check_room(config: EngineConfig, blocks: int, block_bytes: int, max_model_len: int, on_gpu: bool) -> None:
+    """Refuse a cache in which a sequence of the length that was asked for does not fit.
+
+    Raises:
+        SettingError: names the setting that gives room, and how much is needed.
+    """
+    asked_memory = config.kv_cache_memory_gib is not None
+    if config.max_model_len is not None:
+        needed = config.max_model_len
+    else:
+        needed = 1 if asked_memory else min(LEAST_TOKENS, max_model_len)
+    needed_blocks = -(-needed // config.block_size)
+    if blocks >= needed_blocks:
+        return
+    held = max(0, blocks) * config.block_size
+    gib = math.ceil(needed_blocks * block_bytes / GIB * 1000) / 1000
+    shorter = f", or max_model_len to at most {held}" if config.max_model_len is not None and held else ""
+    says = f"{needed} tokens need {gib:g} GiB of KV cache, but there is room for {held} tokens; "
+    if on_gpu and not asked_memory:
+        problem = f"{says}raise it (at most 1){shorter}, or take a GPU with more memory"
+        raise SettingError("gpu_memory_utilization", config.gpu_memory_utilization, problem)
+    raise SettingError("kv_cache_memory_gib", config.kv_cache_memory_gib, f"{says}set it to at least {gib:g}{shorter}")
+
+
+def swap_blocks(config: EngineConfig, block_bytes: int, available: int, on_gpu: bool) -> int:
+    """Blocks of swap space.
+
+    On a CPU swapping only moves blocks within the same memory, so it never takes more than CPU_SWAP_SHARE of it.
+
+    Raises:
+        SettingError: on a GPU, where the space is pinned, the host has less memory available.
+    """
+    wanted = int(config.swap_space_gib * GIB)
+    if not on_gpu:
+        wanted = min(wanted, int(available * CPU_SWAP_SHARE))
+    elif wanted > available:
+        problem = f"the host has {available / GIB:.1f} GiB available; set it to at most {available // 2 / GIB:.1f}"
+        raise SettingError("swap_space_gib", config.swap_space_gib, problem)
+    return wanted // block_bytes
+
+
+def gpu_room(config: EngineConfig, loaded: LoadedModel) -> int:
+    """Bytes for the KV cache on a GPU, after the greatest step was run once."""
+    limits = batch_limits(config, loaded.device)
+    peak = peak_bytes(loaded, limits.max_num_seqs, limits.max_num_batched_tokens, config.block_size)
+    free, total = torch.cuda.mem_get_info(loaded.device)
+    # What other processes hold counts against the share as well.
+    others = total - free - torch.cuda.memory_reserved(loaded.device)
+    return int(total * config.gpu_memory_utilization) - peak - max(0, others)

@@ -10,6 +10,7 @@ import dataclasses
 from typing import Any
 
 import torch
+
 from pagetide_spec.config import EngineConfig
 from pagetide_spec.errors import SettingError
 
@@ -96,7 +97,7 @@ def examine(hf_config: Any, config: EngineConfig) -> Shape:
             _call(network, recorder)
     except SettingError:
         raise
-    except Exception as error:  # noqa: BLE001 - whatever stops a foreign network, the user gets one line
+    except Exception as error:
         raise _refused(config, kind, f"its forward pass fails: {type(error).__name__}: {error}") from error
     layers = _checked_layers(recorder, hf_config, config, kind)
     vocab = network.get_output_embeddings().weight.shape[0]
@@ -133,7 +134,7 @@ def _on_meta(hf_config: Any, config: EngineConfig, kind: str) -> Any:
                 dtype=torch.bfloat16,
                 trust_remote_code=config.trust_remote_code,
             )
-    except Exception as error:  # noqa: BLE001 - as above
+    except Exception as error:
         raise _refused(config, kind, f"transformers cannot build it: {error}") from error
     return network.eval()
 

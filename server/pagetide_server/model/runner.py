@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import torch
+
 from pagetide_kernels.copy_blocks import copy_blocks
 from pagetide_kernels.swap_blocks import swap_blocks
 
@@ -47,7 +48,10 @@ class Runner:
             shape = (blocks, self.block_size, heads, dim)
             return torch.empty(shape, dtype=self.loaded.dtype, device=device, pin_memory=pinned)
 
-        return [(empty(layer.kv_heads, layer.key_dim), empty(layer.kv_heads, layer.value_dim)) for layer in self.loaded.layers]
+        return [
+            (empty(layer.kv_heads, layer.key_dim), empty(layer.kv_heads, layer.value_dim))
+            for layer in self.loaded.layers
+        ]
 
     @property
     def host_caches(self) -> Caches:
@@ -94,4 +98,8 @@ class Runner:
                 copy_blocks(part, step.copies)
 
     def _pairs(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        return [pair for mine, host in zip(self.caches, self.host_caches, strict=True) for pair in zip(mine, host, strict=True)]
+        return [
+            pair
+            for mine, host in zip(self.caches, self.host_caches, strict=True)
+            for pair in zip(mine, host, strict=True)
+        ]

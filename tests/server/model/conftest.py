@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+
 from pagetide_server.engine.messages import AddRequest, SamplingParams
 from pagetide_server.engine.sequence import Row, Sequence, Step
 from pagetide_server.model.loader import LoadedModel, load
@@ -82,6 +84,13 @@ def expected_answers(folder: Path, prompts: list[list[int]], new_tokens: int) ->
         out = network.generate(ids, attention_mask=mask, max_new_tokens=new_tokens, do_sample=False)
         found.append(out[0, len(prompt) :].tolist())
     return found
+
+
+@pytest.fixture(scope="session")
+def toy() -> types.SimpleNamespace:
+    """This file's functions; test modules cannot import each other."""
+    functions = (make_sequence, poisoned_runner, settle, next_row, answers, expected_answers)
+    return types.SimpleNamespace(**{f.__name__: f for f in functions})
 
 
 @pytest.fixture(scope="session")

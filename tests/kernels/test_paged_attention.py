@@ -1,0 +1,159 @@
+"""Paged attention against its float32 reference, on odd sizes and caches whose unused slots hold NaN."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from pagetide_kernels.paged_attention import make_plan, paged_attention
+from pagetide_kernels.reference.paged_attention import paged_attention as reference
+from pagetide_kernels.reshape_and_cache import reshape_and_cache
+
+# (tokens in the cache, of which are query rows)
+Batch = list[tuple[int, int]]
+DECODES: Batch = [(1, 1), (37, 1), (8, 1), (64, 1), (129, 1)]
+PREFILLS: Batch = [(5, 5), (33, 33), (2, 2)]
+CHUNKS: Batch = [(70, 9), (40, 33), (17, 16)]
+MIXED: Batch = [(50, 1), (3, 1), (19, 19), (90, 7), (1, 1)]
+
+
+def make_case(
+    batch: Batch, heads: int, kv_heads: int, dim: int, block_size: int, dtype: torch.dtype = torch.float32
+) -> dict[str, torch.Tensor]:
+    """Tensors of a batch whose blocks lie scattered; every slot that no context covers is NaN."""
+    torch.manual_seed(sum(c for c, _ in batch) + dim)
+    need = [-(-context // block_size) for context, _ in batch]
+    numbers = list(range(sum(need) + 4))
+    random.Random(1).shuffle(numbers)
+    tables = torch.zeros(len(batch), max(need), dtype=torch.int32)
+    caches = [torch.full((len(numbers), block_size, kv_heads, dim), float("nan"), dtype=dtype) for _ in "kv"]
+    for s, (context, _) in enumerate(batch):
+        mine = torch.tensor([numbers.pop() for _ in range(need[s])])
+        tables[s, : need[s]] = mine
+        positions = torch.arange(context)
+        slots = mine[positions // block_size] * block_size + positions % block_size
+        new = torch.randn(2, context, kv_heads, dim).to(dtype)
+        reshape_and_cache(new[0], new[1], *caches, slots)
+    counts = torch.tensor([q for _, q in batch])
+    return {
+        "query": torch.randn(int(counts.sum()), heads, dim).to(dtype),
+        "key_cache": caches[0],
+        "value_cache": caches[1],
+        "block_tables": tables,
+        "context_lens": torch.tensor([c for c, _ in batch], dtype=torch.int32),
+        "query_starts": torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)]).int(),
+    }
+
+
+def limits(batch: Batch) -> dict[str, int]:
+    return {"max_query_len": max(q for _, q in batch), "max_context_len": max(c for c, _ in batch)}
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        pytest.param(DECODES, id="decodes of very different lengths"),
+        pytest.param(PREFILLS, id="whole prompts"),
+        pytest.param(CHUNKS, id="chunks behind a computed beginning"),
+        pytest.param(MIXED, id="decodes and chunks in one batch"),
+        pytest.param([(301, 301), (600, 290)], id="chunks of more rows than a tile"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("window", "soft_cap"),
+    [
+        pytest.param(None, None, id="all keys"),
+        pytest.param(7, None, id="a window shorter than a block"),
+        pytest.param(33, None, id="a window across blocks"),
+        pytest.param(1, None, id="a window of the token itself"),
+        pytest.param(None, 2.0, id="capped scores"),
+        pytest.param(20, 2.0, id="capped scores in a window"),
+    ],
+)
+def test_equals_the_reference(batch: Batch, window: int | None, soft_cap: float | None) -> None:
+    case = make_case(batch, heads=4, kv_heads=2, dim=16, block_size=16)
+    expected = reference(**case, scale=0.3, sliding_window=window, soft_cap=soft_cap)
+    got = paged_attention(**case, **limits(batch), scale=0.3, sliding_window=window, soft_cap=soft_cap)
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dim", [80, 96, 128, 256])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (8, 2), (5, 1)])
+@pytest.mark.parametrize("block_size", [8, 16, 32])
+def test_equals_the_reference_for_every_form_of_cache(heads: int, kv_heads: int, dim: int, block_size: int) -> None:
+    case = make_case(MIXED, heads, kv_heads, dim, block_size)
+    expected = reference(**case, scale=dim**-0.5, sliding_window=21)
+    got = paged_attention(**case, **limits(MIXED), scale=dim**-0.5, sliding_window=21)
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("soft_cap", [None, 2.0])
+def test_bfloat16_is_the_reference_rounded(soft_cap: float | None) -> None:
+    case = make_case(MIXED, heads=4, kv_heads=2, dim=32, block_size=16, dtype=torch.bfloat16)
+    expected = reference(**case, scale=0.2, soft_cap=soft_cap)
+    got = paged_attention(**case, **limits(MIXED), scale=0.2, soft_cap=soft_cap)
+    assert got.dtype == torch.bfloat16
+    # Half a unit in the last place of bfloat16 is 2 ** -9; the sums before it round a few times.
+    torch.testing.assert_close(got.float(), expected, rtol=2**-6, atol=2**-6)
+
+
+def test_values_may_be_narrower_than_keys() -> None:
+    case = make_case(MIXED, heads=4, kv_heads=2, dim=24, block_size=16)
+    case["value_cache"] = case["value_cache"][..., :16].contiguous()
+    got = paged_attention(**case, **limits(MIXED), scale=0.2)
+    for s in range(len(MIXED)):
+        first, end = case["query_starts"][s : s + 2].tolist()
+        assert got[first:end].shape == (end - first, 4, 16)
+    assert torch.isfinite(got).all()
+
+
+def test_many_decodes_in_several_groups() -> None:
+    batch: Batch = [(n, 1) for n in (1500, 1490, 700, 3, 2, 1, 690, 2)]
+    case = make_case(batch, heads=2, kv_heads=1, dim=8, block_size=32)
+    plan = make_plan(
+        case["block_tables"], case["context_lens"], case["query_starts"], case["key_cache"].shape, sliding_window=None
+    )
+    assert len(plan.groups) > 1
+    got = paged_attention(**case, **limits(batch), scale=0.4, plan=plan)
+    torch.testing.assert_close(got, reference(**case, scale=0.4), rtol=1e-5, atol=1e-5)
+
+
+def test_a_window_reads_no_block_before_it() -> None:
+    case = make_case([(100, 1), (90, 5)], heads=2, kv_heads=1, dim=8, block_size=8)
+    expected = reference(**case, scale=0.4, sliding_window=10)
+    for s, last_unseen_block in ((0, 100 - 10), (1, 90 - 5 - 10)):
+        for block in case["block_tables"][s, : last_unseen_block // 8].tolist():
+            case["key_cache"][block] = case["value_cache"][block] = float("nan")
+    got = paged_attention(**case, max_query_len=5, max_context_len=100, scale=0.4, sliding_window=10)
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        pytest.param({"query": torch.zeros(4, 16)}, "query must be", id="query without heads"),
+        pytest.param({"query": torch.zeros(29, 3, 16)}, "does not fit", id="heads not a multiple of KV heads"),
+        pytest.param({"query": torch.zeros(29, 4, 8)}, "does not fit", id="another head size"),
+        pytest.param({"query": torch.zeros(29, 4, 16).half()}, "must be equal", id="another dtype"),
+        pytest.param({"context_lens": torch.ones(5)}, "must be int32", id="lengths as floats"),
+        pytest.param({"query_starts": torch.zeros(5, dtype=torch.int32)}, "query_starts", id="a start missing"),
+        pytest.param({"block_tables": torch.zeros(3, 9, dtype=torch.int32)}, "3 rows", id="a table missing"),
+        pytest.param({"max_context_len": 1000}, "room", id="a context longer than its table"),
+        pytest.param({"max_query_len": 0}, "max_query_len", id="no query row"),
+        pytest.param({"sliding_window": 0}, "sliding_window", id="an empty window"),
+        pytest.param({"soft_cap": 0.0}, "soft_cap", id="a cap of zero"),
+    ],
+)
+def test_refuses_what_does_not_fit(change: dict[str, object], problem: str) -> None:
+    case = make_case(MIXED, heads=4, kv_heads=2, dim=16, block_size=16)
+    with pytest.raises(ValueError, match=problem):
+        paged_attention(**{**case, **limits(MIXED), "scale": 0.3, **change})
+
+
+def test_refuses_a_plan_of_another_window() -> None:
+    case = make_case(MIXED, heads=4, kv_heads=2, dim=16, block_size=16)
+    plan = make_plan(case["block_tables"], case["context_lens"], case["query_starts"], case["key_cache"].shape, 5)
+    with pytest.raises(ValueError, match="another window"):
+        paged_attention(**case, **limits(MIXED), scale=0.3, sliding_window=6, plan=plan)

@@ -1,0 +1,190 @@
+"""Finding a model, and what is said where it is missing or incomplete."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pagetide_server.model.files import resolve
+from pagetide_server.model.loader import load
+from pagetide_spec.config import EngineConfig
+from pagetide_spec.errors import PagetideError, SettingError
+
+INDEX = "model.safetensors.index.json"
+
+
+def edit_json(path: Path, **changes: object) -> None:
+    values = json.loads(path.read_text())
+    path.write_text(json.dumps(values | changes))
+
+
+def shard(folder: Path) -> None:
+    """Split the weights of a folder over three files with an index."""
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    where = {}
+    for i in range(3):
+        name = f"model-0000{i + 1}-of-00003.safetensors"
+        part = {k: v for n, (k, v) in enumerate(sorted(weights.items())) if n % 3 == i}
+        save_file(part, folder / name, metadata={"format": "pt"})
+        where |= dict.fromkeys(part, name)
+    (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": where}))
+
+
+def without_tensor(folder: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def cut(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def missing_shard(folder: Path) -> None:
+    shard(folder)
+    (folder / "model-00002-of-00003.safetensors").unlink()
+
+
+def pickled(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+
+def own_code(folder: Path) -> None:
+    edit_json(folder / "config.json", model_type="very_own", auto_map={"AutoConfig": "own.Own"})
+    (folder / "own.py").write_text("raise SystemExit('this code must not run')\n")
+
+
+FAULTS = [
+    pytest.param(lambda f: (f / "config.json").unlink(), "has no config.json", id="no config.json"),
+    pytest.param(lambda f: (f / "config.json").write_text("{"), "config.json cannot be read", id="broken config.json"),
+    pytest.param(lambda f: (f / "config.json").write_text("[]"), "must hold a JSON object", id="a list as config.json"),
+    pytest.param(lambda f: (f / "config.json").write_text("{}"), "names no model_type", id="config.json says nothing"),
+    pytest.param(lambda f: edit_json(f / "config.json", model_type="nonesuch"), "nonesuch", id="an unknown kind"),
+    pytest.param(lambda f: (f / "model.safetensors").unlink(), "has no weights", id="no weights"),
+    pytest.param(pickled, "pytorch_model.bin: convert it", id="pickled weights only"),
+    pytest.param(missing_shard, "1 of 3 weight files are missing: model-00002", id="a shard missing"),
+    pytest.param(
+        without_tensor, "1 tensors are missing in its weights: model.layers.1.mlp.up_proj", id="a tensor missing"
+    ),
+    pytest.param(cut, "cut short", id="weights cut short"),
+    pytest.param(
+        lambda f: (f / "model.safetensors").write_bytes(b"no"), "cut short or no safetensors", id="not weights"
+    ),
+    pytest.param(own_code, "set trust_remote_code", id="code of its own, not trusted"),
+    pytest.param(lambda f: edit_json(f / "config.json", hidden_size=32), "", id="weights of another size"),
+]
+
+
+@pytest.mark.parametrize(("spoil", "problem"), FAULTS)
+def test_an_incomplete_folder_is_one_clear_error(
+    spoil: Callable[[Path], object], problem: str, tiny_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_model("llama"), folder)
+    spoil(folder)
+    with pytest.raises(PagetideError) as caught:
+        load(EngineConfig(model=str(folder)))
+    text = str(caught.value)
+    assert problem in text
+    assert text.startswith("model: ")
+    assert "\n" not in text
+
+
+@pytest.mark.parametrize(
+    ("model", "problem"),
+    [
+        pytest.param("", "must name a folder", id="nothing named"),
+        pytest.param("/no/such/folder", "no such folder or file", id="a missing path"),
+        pytest.param("missing.gguf", "no such folder or file", id="a missing GGUF file"),
+        pytest.param("just-a-name", "no such folder or file", id="neither path nor hub id"),
+        pytest.param("../up/there", "no such folder or file", id="a path upwards is no hub id"),
+    ],
+)
+def test_no_such_model(model: str, problem: str) -> None:
+    with pytest.raises(SettingError, match=problem):
+        resolve(EngineConfig(model=model))
+
+
+def test_a_file_that_is_no_gguf_file(tmp_path: Path) -> None:
+    path = tmp_path / "weights.bin"
+    path.write_bytes(b"x")
+    with pytest.raises(SettingError, match="no GGUF file"):
+        resolve(EngineConfig(model=str(path)))
+
+
+def test_a_hub_id_without_a_network_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import huggingface_hub
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    def offline(*args: object, **kwargs: object) -> str:
+        raise LocalEntryNotFoundError("Cannot find the requested files in the disk cache\nsecond line")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
+    with pytest.raises(PagetideError, match="hub cannot be reached") as caught:
+        resolve(EngineConfig(model="org/name"))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_hub_id_is_fetched_at_its_revision(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import huggingface_hub
+
+    asked: list[tuple[object, object]] = []
+
+    def download(repo: str, *, revision: str | None, allow_patterns: list[str]) -> str:
+        asked.append((repo, revision))
+        assert not any("bin" in pattern for pattern in allow_patterns)
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert resolve(EngineConfig(model="org/name-1.5", revision="v2")) == tmp_path
+    assert asked == [("org/name-1.5", "v2")]
+
+
+def test_sharded_weights_load(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
+    import torch
+
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_model("llama"), folder)
+    shard(folder)
+    stages: list[tuple[str, float]] = []
+    sharded = load(EngineConfig(model=str(folder)), lambda stage, part: stages.append((stage, part)))
+    whole = load(EngineConfig(model=str(tiny_model("llama"))))
+    mine, theirs = sharded.network.state_dict(), whole.network.state_dict()
+    assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+    parts = [part for stage, part in stages if stage == "loading weights"]
+    assert len(parts) > 10
+    assert parts == sorted(parts)
+    assert parts[-1] == 1.0
+
+
+def test_a_served_model_stands_no_harm_when_its_file_changes(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
+    import torch
+
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_model("qwen3"), folder)
+    loaded = load(EngineConfig(model=str(folder)))
+    before = {k: v.clone() for k, v in loaded.network.state_dict().items()}
+    with (folder / "model.safetensors").open("r+b") as file:
+        file.seek(4096)
+        file.write(b"\xff" * 60_000)
+    assert all(torch.equal(v, before[k]) for k, v in loaded.network.state_dict().items())
+
+
+def test_finding_a_model_imports_no_torch(tiny_model: Callable[[str], Path]) -> None:
+    code = (
+        "import sys; from pagetide_server.model.files import resolve; from pagetide_spec.config import EngineConfig\n"
+        f"resolve(EngineConfig(model={str(tiny_model('llama'))!r})); sys.exit('torch' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": ":".join(sys.path)})

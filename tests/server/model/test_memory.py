@@ -1,0 +1,211 @@
+"""How many blocks there is room for, and what is said where there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from pagetide_server.model import memory
+from pagetide_server.model.host_memory import available_bytes
+from pagetide_server.model.loader import LoadedModel
+from pagetide_server.model.memory import bytes_per_token, check_room, kv_blocks, swap_blocks
+from pagetide_server.model.network import Layer
+from pagetide_server.model.profile import greatest_step
+from pagetide_server.model.runner import Runner
+from pagetide_spec.config import EngineConfig
+from pagetide_spec.errors import SettingError
+
+GIB = 1 << 30
+Load = Callable[[str], LoadedModel]
+
+
+def test_a_token_costs_keys_and_values_of_every_layer() -> None:
+    layers = [Layer(2, 64, 64, None), Layer(1, 128, 96, 512)]
+    assert bytes_per_token(layers, torch.float32) == (2 * 128 + 224) * 4
+    assert bytes_per_token(layers, torch.bfloat16) == (2 * 128 + 224) * 2
+
+
+# The tiny Llama: 3 layers of 1 head of 16: 384 bytes a token, 6,144 a block of 16; its window is 512 tokens.
+@pytest.mark.parametrize(
+    ("settings", "available", "blocks"),
+    [
+        pytest.param({"kv_cache_memory_gib": 100 * 6144 / GIB}, GIB, 100, id="as asked"),
+        pytest.param({"kv_cache_memory_gib": 100 * 6144 / GIB, "block_size": 32}, GIB, 50, id="larger blocks, fewer"),
+        pytest.param({}, 1000 * 6144, 400, id="four tenths of what is available"),
+        pytest.param({}, 64 * GIB, 64 * 32, id="no more than 64 sequences of the whole window"),
+        pytest.param({"max_num_seqs": 2, "max_model_len": 100}, 64 * GIB, 2 * 32, id="no more than two such sequences"),
+        pytest.param({"kv_cache_memory_gib": 3 * 6144 / GIB}, GIB, 3, id="less than the window, if asked for"),
+    ],
+)
+def test_blocks_on_a_cpu(
+    settings: dict[str, object], available: int, blocks: int, loaded_tiny: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "available_bytes", lambda: available)
+    assert kv_blocks(EngineConfig(**settings), loaded_tiny("llama"))[0] == blocks
+
+
+@pytest.mark.parametrize(
+    ("settings", "available", "field", "problem"),
+    [
+        pytest.param(
+            {"kv_cache_memory_gib": 0.000001},
+            GIB,
+            "kv_cache_memory_gib",
+            "set it to at least 0.001",
+            id="not one block",
+        ),
+        pytest.param(
+            {"kv_cache_memory_gib": 3 * 6144 / GIB, "max_model_len": 400},
+            GIB,
+            "kv_cache_memory_gib",
+            "400 tokens need 0.001 GiB of KV cache, but there is room for 48 tokens; set it to at least 0.001, "
+            "or max_model_len to at most 48",
+            id="not the length that was asked for",
+        ),
+        pytest.param({}, 6144, "kv_cache_memory_gib", "512 tokens need", id="hardly any memory, nothing asked for"),
+    ],
+)
+def test_no_room_says_what_to_change(
+    settings: dict[str, object],
+    available: int,
+    field: str,
+    problem: str,
+    loaded_tiny: Load,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(memory, "available_bytes", lambda: available)
+    with pytest.raises(SettingError) as caught:
+        kv_blocks(EngineConfig(**settings), loaded_tiny("llama"))
+    assert caught.value.field == field
+    assert problem in caught.value.problem
+
+
+def test_following_the_advice_gives_room(loaded_tiny: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "available_bytes", lambda: GIB)
+    with pytest.raises(SettingError, match=r"at least 0\.001"):
+        kv_blocks(EngineConfig(kv_cache_memory_gib=3 * 6144 / GIB, max_model_len=400), loaded_tiny("llama"))
+    assert kv_blocks(EngineConfig(kv_cache_memory_gib=0.001, max_model_len=400), loaded_tiny("llama"))[0] >= 25
+
+
+def test_no_room_on_a_gpu_names_its_share() -> None:
+    config = EngineConfig(max_model_len=4096)
+    with pytest.raises(SettingError) as caught:
+        check_room(config, blocks=100, block_bytes=1 << 20, max_model_len=4096, on_gpu=True)
+    assert caught.value.field == "gpu_memory_utilization"
+    assert "max_model_len to at most 1600" in caught.value.problem
+
+
+@pytest.mark.parametrize(
+    ("asked", "available", "on_gpu", "blocks"),
+    [
+        pytest.param(4.0, 100 * GIB, True, 4096, id="as asked beside a GPU"),
+        pytest.param(4.0, 100 * GIB, False, 4096, id="as asked on a CPU with much memory"),
+        pytest.param(4.0, 10 * GIB, False, 2048, id="a fifth of a CPU's memory at most"),
+        pytest.param(0.0, 10 * GIB, False, 0, id="none"),
+    ],
+)
+def test_swap_blocks(asked: float, available: int, on_gpu: bool, blocks: int) -> None:
+    assert swap_blocks(EngineConfig(swap_space_gib=asked), 1 << 20, available, on_gpu) == blocks
+
+
+def test_pinned_swap_space_beyond_the_host_is_refused() -> None:
+    with pytest.raises(SettingError, match=r"swap_space_gib: 8\.0: .*at most 2\.0"):
+        swap_blocks(EngineConfig(swap_space_gib=8.0), 1 << 20, 4 * GIB, on_gpu=True)
+
+
+@pytest.mark.parametrize(
+    ("seqs", "tokens", "window", "counts"),
+    [
+        pytest.param(4, 100, 512, [1, 1, 1, 97], id="one long prompt beside decodes"),
+        pytest.param(3, 100, 40, [20, 40, 40], id="prompts as long as the window"),
+        pytest.param(8, 5, 512, [1, 1, 1, 1, 1], id="fewer tokens than sequences"),
+        pytest.param(2, 100, 10, [10, 10], id="windows too short for all tokens"),
+    ],
+)
+def test_the_greatest_step(seqs: int, tokens: int, window: int, counts: list[int]) -> None:
+    step, blocks = greatest_step(seqs, tokens, window, 16)
+    assert [row.count for row in step.rows] == counts
+    assert len(step.sampling()) == len(counts)
+    assert blocks * 16 >= max(counts)
+
+
+def test_the_greatest_step_runs(loaded_tiny: Load) -> None:
+    loaded = loaded_tiny("qwen2-sliding")
+    step, blocks = greatest_step(5, 70, loaded.max_model_len, 16)
+    logits = Runner(loaded, blocks, 0, 16).execute(step)
+    assert logits.sampling.shape == (5, loaded.vocab_size)
+
+
+def write(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+MEMINFO = {"proc/meminfo": "MemTotal: 9000 kB\nMemAvailable:    8000 kB\n"}
+V2 = "sys/fs/cgroup"
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        pytest.param({}, 8_192_000, id="no control groups"),
+        pytest.param(
+            {
+                "proc/self/cgroup": "0::/\n",
+                f"{V2}/memory.max": "1000000\n",
+                f"{V2}/memory.current": "600000\n",
+                f"{V2}/memory.stat": "anon 5\ninactive_file 100000\n",
+            },
+            500_000,
+            id="a container's limit, less what it holds, file pages aside",
+        ),
+        pytest.param(
+            {"proc/self/cgroup": "0::/\n", f"{V2}/memory.max": "max\n", f"{V2}/memory.current": "600000\n"},
+            8_192_000,
+            id="a group without a limit",
+        ),
+        pytest.param(
+            {
+                "proc/self/cgroup": "0::/outer/inner\n",
+                f"{V2}/outer/memory.max": "700000",
+                f"{V2}/outer/memory.current": "600000",
+                f"{V2}/outer/inner/memory.max": "900000",
+                f"{V2}/outer/inner/memory.current": "100000",
+            },
+            100_000,
+            id="the tightest of nested groups",
+        ),
+        pytest.param(
+            {
+                "proc/self/cgroup": "4:cpu:/x\n9:memory:/pod\n",
+                f"{V2}/memory/pod/memory.limit_in_bytes": "500000",
+                f"{V2}/memory/pod/memory.usage_in_bytes": "200000",
+                f"{V2}/memory/memory.limit_in_bytes": "9223372036854771712",
+                f"{V2}/memory/memory.usage_in_bytes": "1",
+            },
+            300_000,
+            id="version 1 of control groups",
+        ),
+        pytest.param(
+            {
+                "proc/self/cgroup": "0::/\n",
+                f"{V2}/memory.max": "500000",
+                f"{V2}/memory.current": "600000",
+            },
+            0,
+            id="more in use than allowed",
+        ),
+    ],
+)
+def test_available_memory(files: dict[str, str], expected: int, tmp_path: Path) -> None:
+    write(tmp_path, MEMINFO | files)
+    assert available_bytes(tmp_path) == expected
+
+
+def test_available_memory_of_this_machine() -> None:
+    assert 0 < available_bytes() < 1 << 50

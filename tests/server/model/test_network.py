@@ -1,0 +1,103 @@
+"""What is found out of a network without its weights, and which kinds are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pagetide_server.model.loader import dtype_of, load, window
+from pagetide_server.model.network import Layer, examine
+from pagetide_spec.config import EngineConfig
+from pagetide_spec.errors import SettingError
+
+CONFIG = EngineConfig(model="some/model")
+SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 50}
+
+
+def make(kind: str, **changes: object) -> object:
+    from transformers import AutoConfig
+
+    return AutoConfig.for_model(kind, **(SMALL | changes))
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "reason"),
+    [
+        pytest.param("mamba", {}, "type linear_attention", id="Mamba has no attention"),
+        pytest.param(
+            "bloom", {"n_layer": 2, "n_head": 2}, "layers use the attention interface", id="Bloom has its own"
+        ),
+        pytest.param("bert", {}, "it is an encoder", id="BERT sees both sides"),
+        pytest.param("bert", {"architectures": ["BertForMaskedLM"]}, "does not generate", id="BERT as it is published"),
+        pytest.param("t5", {"d_model": 32}, "encoder-decoder", id="T5 has an encoder"),
+        pytest.param(
+            "qwen2", {"layer_types": ["linear_attention", "full_attention"]}, "linear_attention", id="linear attention"
+        ),
+        pytest.param(
+            "lfm2", {"layer_types": ["conv", "full_attention"]}, "type conv", id="convolutions between layers"
+        ),
+        pytest.param(
+            "gemma3_text", {"use_bidirectional_attention": True}, "it is an encoder", id="Gemma 3 as an embedding model"
+        ),
+        pytest.param("gpt_oss", {"num_key_value_heads": 1}, "s_aux", id="attention sinks"),
+        pytest.param(
+            "falcon", {"alibi": False}, "falcon models cannot be served", id="Falcon does not know the interface"
+        ),
+    ],
+)
+def test_refused_by_name_with_the_reason(kind: str, changes: dict[str, object], reason: str) -> None:
+    with pytest.raises(SettingError) as caught:
+        examine(make(kind, **changes), CONFIG)
+    text = str(caught.value)
+    assert text.startswith(f"model: 'some/model': {kind} models cannot be served: ")
+    assert reason in text
+    assert "\n" not in text
+
+
+def test_the_shape_of_a_network_with_windows() -> None:
+    types = ["sliding_attention", "full_attention"]
+    shape = examine(make("gemma2", layer_types=types, sliding_window=9, head_dim=8, num_key_value_heads=1), CONFIG)
+    assert shape.layers == [Layer(1, 8, 8, 9), Layer(1, 8, 8, None)]
+    assert shape.vocab_size == 50
+    assert not shape.relayed
+
+
+def test_parameters_count_tied_weights_once(tiny_model: Callable[[str], Path]) -> None:
+    loaded = load(EngineConfig(model=str(tiny_model("qwen3"))))
+    tied = examine(loaded.hf_config, CONFIG)
+    assert tied.parameters == sum(p.numel() for p in loaded.network.parameters())
+
+
+def test_layers_that_drop_keywords_are_relayed(tiny_model: Callable[[str], Path]) -> None:
+    loaded = load(EngineConfig(model=str(tiny_model("stablelm"))))
+    assert examine(loaded.hf_config, CONFIG).relayed
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [pytest.param(None, 512, id="the model's own"), pytest.param(100, 100, id="a shorter one")],
+)
+def test_window(asked: int | None, found: int) -> None:
+    assert window(make("llama", max_position_embeddings=512), EngineConfig(max_model_len=asked)) == found
+
+
+def test_a_window_beyond_the_model_is_refused_with_both_numbers() -> None:
+    with pytest.raises(SettingError, match="max_model_len: 1000: the model allows at most 512"):
+        window(make("llama", max_position_embeddings=512), EngineConfig(max_model_len=1000))
+
+
+@pytest.mark.parametrize(
+    ("asked", "device", "found"),
+    [
+        pytest.param("auto", "cpu", "float32", id="auto on a CPU"),
+        pytest.param("auto", "cuda", "float16", id="auto on a GPU: the model's own"),
+        pytest.param("bfloat16", "cpu", "bfloat16", id="as asked"),
+    ],
+)
+def test_dtype(asked: str, device: str, found: str) -> None:
+    import torch
+
+    config = make("llama", dtype="float16")
+    assert dtype_of(config, EngineConfig(dtype=asked), torch.device(device)) == getattr(torch, found)
