@@ -46,24 +46,29 @@ class Draw:
         return self.sequence.params
 
 
-def draw_tokens(logits: torch.Tensor, draws: list[Draw], uniform: Uniform) -> dict[int, int]:
-    """Row to drawn token id.
+class Drawer:
+    """Draws the tokens of one engine's steps. Keeps working space, but nothing of any sequence."""
 
-    Args:
-        logits: [rows, vocabulary] float32; rows of `draws` hold no NaN and a finite largest value. Not changed.
-        draws: what to draw.
-        uniform: the source of random numbers.
-    """
-    groups: dict[int, list[Draw]] = {}
-    for draw in draws:
-        groups.setdefault(_prefix(draw.params.top_k, logits.shape[1]), []).append(draw)
-    tokens: dict[int, int] = {}
-    for prefix, group in groups.items():
-        way = _Prefix(prefix) if prefix else _Whole(logits.shape[1], logits.device)
-        for some in _chunks(group, logits.device):
-            ids = way.draw(logits, some, uniform)
-            tokens.update(zip((d.row for d in some), ids, strict=True))
-    return tokens
+    def __init__(self, vocab_size: int, device: torch.device, uniform: Uniform) -> None:
+        self._vocab_size, self._device, self._uniform = vocab_size, device, uniform
+        self._whole = _Whole(vocab_size, device)
+
+    def draw(self, logits: torch.Tensor, draws: list[Draw]) -> dict[int, int]:
+        """Row to drawn token id.
+
+        Args:
+            logits: [rows, vocab_size] float32; rows of `draws` hold no NaN and a finite largest value. Not changed.
+            draws: what to draw.
+        """
+        groups: dict[int, list[Draw]] = {}
+        for draw in draws:
+            groups.setdefault(_prefix(draw.params.top_k, self._vocab_size), []).append(draw)
+        tokens: dict[int, int] = {}
+        for prefix, group in groups.items():
+            way = _Prefix(prefix) if prefix else self._whole
+            for some in _chunks(group, self._device):
+                tokens.update(zip((d.row for d in some), way.draw(logits, some, self._uniform), strict=True))
+        return tokens
 
 
 def _prefix(top_k: int, vocabulary: int) -> int:

@@ -26,10 +26,12 @@ def mask_logits(logits: torch.Tensor, structured: list[tuple[int, Matcher]]) -> 
     Returns:
         Row to what went wrong, for matchers that cannot go on.
     """
-    masks = _filler().fill([matcher for _, matcher in structured], logits.shape[1])
-    forbidden = _forbidden(masks, logits.shape[1], logits.device)
+    masks = _filler().fill([matcher for _, matcher in structured])
+    known = min(logits.shape[1], structured[0][1].vocab_size)
+    forbidden = _forbidden(masks, known, logits.device)
     for i, (row, _) in enumerate(structured):
-        logits[row].masked_fill_(forbidden[i], float("-inf"))
+        logits[row, :known].masked_fill_(forbidden[i], float("-inf"))
+        logits[row, known:] = float("-inf")
     return {row: f"the answer's structure: {matcher.error}" for row, matcher in structured if matcher.error}
 
 

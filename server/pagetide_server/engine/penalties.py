@@ -35,7 +35,7 @@ def adjust(logits: torch.Tensor, sequence: Sequence, eos_token_ids: frozenset[in
         eos_token_ids: tokens that end an answer.
     """
     params = sequence.params
-    if params.repetition_penalty != 1:
+    if params.repetition_penalty != 1 and sequence.tokens:
         _penalize_repetition(logits, _ids(sequence.tokens, logits), params.repetition_penalty)
     if sequence.generated and (params.frequency_penalty or params.presence_penalty):
         answer = _ids(sequence.tokens[sequence.prompt_len :], logits)

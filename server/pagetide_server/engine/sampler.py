@@ -7,7 +7,7 @@ import math
 
 import torch
 
-from .distribution import Draw, draw_tokens
+from .distribution import Draw, Drawer
 from .logprobs import token_logprobs
 from .masks import mask_logits
 from .messages import SamplingParams, TokenLogprobs
@@ -50,14 +50,13 @@ class Sampler:
 
         Args:
             vocab_size: width of the logits.
-            device: where they lie.
+            device: where they lie; all the work is done there.
             eos_token_ids: tokens that end an answer, which min_tokens holds off.
             seed: `EngineConfig.seed`, for requests that bring none; None takes one from the system.
         """
         self._vocab_size = vocab_size
-        self._device = torch.device(device)
         self._eos_token_ids = eos_token_ids
-        self._uniform = Uniform(seed)
+        self._drawer = Drawer(vocab_size, torch.device(device), Uniform(seed))
 
     @torch.inference_mode()
     def sample(self, logits: torch.Tensor, sequences: list[Sequence]) -> Sampled:
@@ -68,7 +67,12 @@ class Sampler:
         Args:
             logits: [len(sequences), vocab_size] float32; overwritten where requests change them.
             sequences: whose next tokens are wanted, in row order.
+
+        Raises:
+            ValueError: the logits have another shape.
         """
+        if logits.shape != (len(sequences), self._vocab_size):
+            raise ValueError(f"logits {tuple(logits.shape)}, want {(len(sequences), self._vocab_size)}")
         if not sequences:
             return Sampled([], [], {})
         # Rows that share memory (siblings) must not be changed together.
@@ -85,7 +89,7 @@ class Sampler:
             if row not in errors and not is_greedy(sequence.params)
         ]
         if draws:
-            for row, token in draw_tokens(logits, draws, self._uniform).items():
+            for row, token in self._drawer.draw(logits, draws).items():
                 tokens[row] = token
         logprobs = raw.logprobs(tokens, errors)
         return Sampled([NO_TOKEN if row in errors else t for row, t in enumerate(tokens)], logprobs, errors)

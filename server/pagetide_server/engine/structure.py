@@ -24,10 +24,14 @@ from pagetide_spec.errors import PagetideError
 
 from .messages import Structure
 
-MAX_TEXT_BYTES = 1 << 20
+# A long regular expression costs time in every step; other structures mostly when they are compiled.
+MAX_BYTES = {"regex": 1 << 15}
+MAX_OTHER_BYTES = 1 << 18
 MAX_COMPILE_SECONDS = 20.0
 _KEPT_GRAMMARS = 256
 _THREADS = 2
+# More alternatives at one place than the library allows by itself: schemas of thousands of properties have them.
+_LIMITS = llguidance.LLParserLimits(max_items_in_row=20_000, verbose_errors=False)
 
 
 class StructureError(PagetideError):
@@ -85,15 +89,20 @@ class StructureCompiler:
 
     def _build(self, structure: Structure) -> Grammar:
         """Raises StructureError."""
-        size = len(structure.value.encode(errors="surrogatepass"))
-        if size > MAX_TEXT_BYTES:
-            raise StructureError(f"{structure.kind}: {size} bytes; at most {MAX_TEXT_BYTES} are accepted")
-        text = _guarded(structure.kind, lambda: _GRAMMAR_TEXT[structure.kind](structure.value))
+        kind = structure.kind
+        size, most = len(structure.value.encode(errors="surrogatepass")), MAX_BYTES.get(kind, MAX_OTHER_BYTES)
+        if size > most:
+            raise StructureError(f"{kind}: is {size} bytes long; at most {most} are accepted")
+        text = _guarded(kind, lambda: _GRAMMAR_TEXT[kind](structure.value))
         tokens = self._vocabulary()
-        matcher = _guarded(structure.kind, lambda: llguidance.LLMatcher(tokens, text, log_level=0))
+        matcher = _guarded(kind, lambda: llguidance.LLMatcher(tokens, text, log_level=0, limits=_LIMITS))
         if matcher.is_error():
-            raise StructureError(f"{structure.kind}: {_one_line(matcher.get_error())}")
-        return Grammar(matcher, frozenset(self._eos))
+            raise StructureError(f"{kind}: {_one_line(matcher.get_error())}")
+        first_step = matcher.deep_copy()
+        first_step.compute_bitmask()
+        if first_step.is_error():
+            raise StructureError(f"{kind}: no answer can have this structure, or none that is found in time")
+        return Grammar(matcher, tokens.vocab_size, frozenset(self._eos))
 
     def _vocabulary(self) -> llguidance.LLTokenizer:
         with self._lock:
@@ -145,20 +154,25 @@ class Compilation:
 class Grammar:
     """A compiled structure."""
 
-    def __init__(self, fresh: llguidance.LLMatcher, eos_token_ids: frozenset[int]) -> None:
-        self._fresh = fresh
-        self._eos_token_ids = eos_token_ids
+    def __init__(self, fresh: llguidance.LLMatcher, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
+        self._fresh, self._vocab_size, self._eos_token_ids = fresh, vocab_size, eos_token_ids
 
     def matcher(self) -> Matcher:
         """A matcher at the beginning of an answer."""
-        return Matcher(self._fresh.deep_copy(), self._eos_token_ids)
+        return Matcher(self._fresh.deep_copy(), self._vocab_size, self._eos_token_ids)
 
 
 class Matcher:
-    """Where one answer stands in its structure."""
+    """Where one answer stands in its structure.
 
-    def __init__(self, inner: llguidance.LLMatcher, eos_token_ids: frozenset[int]) -> None:
-        self._inner = inner
+    Attributes:
+        inner: llguidance's own matcher.
+        vocab_size: tokens that masks speak of.
+    """
+
+    def __init__(self, inner: llguidance.LLMatcher, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
+        self.inner = inner
+        self.vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
         self._ended = False
 
@@ -166,23 +180,23 @@ class Matcher:
         """Go on with the chosen token; False if the structure does not allow it. What follows the end is ignored."""
         if self._ended:
             return True
-        if token_id in self._eos_token_ids and self._inner.is_accepting():
+        if token_id in self._eos_token_ids and self.inner.is_accepting():
             self._ended = True
             return True
-        return bool(self._inner.consume_token(token_id))
+        return bool(self.inner.consume_token(token_id))
 
     def is_finished(self) -> bool:
         """Whether the answer is complete and nothing but its end may follow."""
-        return self._ended or bool(self._inner.is_stopped())
+        return self._ended or bool(self.inner.is_stopped() and not self.inner.is_error())
 
     def is_complete(self) -> bool:
         """Whether the answer could end here."""
-        return self._ended or bool(self._inner.is_accepting())
+        return self._ended or bool(self.inner.is_accepting())
 
     @property
     def error(self) -> str | None:
-        """Why the matcher cannot go on, or None. Known after `fill_masks` or `accept`."""
-        return _one_line(self._inner.get_error()) if self._inner.is_error() else None
+        """Why the matcher cannot go on, or None. Known after `MaskFiller.fill` or `accept`."""
+        return _one_line(self.inner.get_error()) if self.inner.is_error() else None
 
 
 class MaskFiller:
@@ -191,14 +205,15 @@ class MaskFiller:
     def __init__(self) -> None:
         self._executor = llguidance.LLExecutor()
 
-    def fill(self, matchers: list[Matcher], vocab_size: int) -> NDArray[np.int32]:
-        """Bit mask of the allowed tokens of each: [len(matchers), ceil(vocab_size / 32)] int32, lowest bit first.
+    def fill(self, matchers: list[Matcher]) -> NDArray[np.int32]:
+        """Bit mask of the allowed tokens of each: [len(matchers), ceil(vocabulary / 32)] int32, lowest bit first.
 
-        At the end of a structure the end tokens are all that is allowed. Ids outside the tokenizer's vocabulary, which
-        a model's logits may have, never are.
+        The vocabulary is the tokenizer's; a model's logits may be wider, and none of their further ids is allowed. At
+        the end of a structure the end tokens are all that is allowed.
         """
-        masks: NDArray[np.int32] = np.zeros((len(matchers), -(-vocab_size // 32)), dtype=np.int32)
-        rows = [(m._inner, i) for i, m in enumerate(matchers)]
+        size = -(-matchers[0].vocab_size // 32)
+        masks: NDArray[np.int32] = np.zeros((len(matchers), size), dtype=np.int32)
+        rows = [(m.inner, i) for i, m in enumerate(matchers)]
         llguidance.numpy.fill_next_token_bitmask_par(self._executor, rows, masks)
         return masks
 
@@ -212,9 +227,40 @@ class _Tokens:
         self.bos_token_id = None
         self.tokens = [tokenizer.token_bytes(i) for i in range(tokenizer.vocab_size)]
         self.special_token_ids = sorted(tokenizer.special_ids)
+        self._by_bytes = {data: i for i, data in enumerate(self.tokens) if data and i not in tokenizer.special_ids}
+        self._longest = max(map(len, self._by_bytes), default=0)
 
     def __call__(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=False)
+        """Tokens whose bytes are exactly those of `text`; the library relies on it where a grammar forces a text.
+
+        A tokenizer that puts a space before its texts, or changes them, does not give such tokens by itself.
+        """
+        data = text.encode()
+        # Behind a character that no token goes on from, the space is written elsewhere.
+        for lead in ("", "\x02"):
+            ids = self._tokenizer.encode(lead + text, add_special_tokens=False)
+            if (found := self._last(ids, data)) is not None:
+                return found
+        return self._longest_matches(data)
+
+    def _last(self, ids: list[int], data: bytes) -> list[int] | None:
+        """The last of `ids` that together are `data`, or None."""
+        start, missing = len(ids), len(data)
+        while start and missing > 0:
+            start -= 1
+            missing -= len(self.tokens[ids[start]])
+        return ids[start:] if b"".join(self.tokens[i] for i in ids[start:]) == data else None
+
+    def _longest_matches(self, data: bytes) -> list[int]:
+        ids, start = [], 0
+        while start < len(data):
+            ends = range(min(len(data), start + self._longest), start, -1)
+            end = next((e for e in ends if data[start:e] in self._by_bytes), None)
+            if end is None:
+                raise StructureError(f"the model has no token for the bytes {data[start : start + 1]!r}")
+            ids.append(self._by_bytes[data[start:end]])
+            start = end
+        return ids
 
 
 def _guarded(kind: str, work: Callable[[], Any]) -> Any:
@@ -240,7 +286,15 @@ def _one_line(message: str) -> str:
 
 
 def _json_schema(value: str) -> str:
-    return str(llguidance.LLMatcher.grammar_from_json_schema(value))
+    return str(llguidance.LLMatcher.grammar_from_json_schema(value, overrides=_JSON_OPTIONS))
+
+
+_JSON_OPTIONS: Any = {
+    # oneOf is followed as anyOf: a token mask cannot count how many branches a finished document has.
+    "coerce_one_of": True,
+    # Any layout, but no endless white space, in which a small model loses itself.
+    "whitespace_pattern": r"[ \t\n\r]{0,64}",
+}
 
 
 def _regex(value: str) -> str:
@@ -251,8 +305,9 @@ def _choice(value: str) -> str:
     choices = json.loads(value)
     if not isinstance(choices, list) or not choices or not all(isinstance(c, str) and c for c in choices):
         raise StructureError("choice: must be a list of texts, none of them empty")
-    # The strings of the grammar language are JSON strings.
-    return str(llguidance.LLMatcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, choices))))
+    # One terminal, so that thousands of choices are states of one automaton. Its strings are JSON strings.
+    alternatives = " | ".join(map(json.dumps, choices))
+    return str(llguidance.LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {alternatives}"))
 
 
 _RULE_MARKS = re.compile(r"^[ \t]*[?!]+(?=[a-z_]\w*(\.\d+)?[ \t]*:)", re.MULTILINE)

@@ -21,7 +21,7 @@ import jinja2.sandbox
 
 from pagetide_spec.errors import PagetideError, SettingError
 
-from .messages import ChatTemplateError, normalized, with_mark
+from .conversation import ChatTemplateError, normalized, with_mark
 from .tokenizer import Tokenizer
 
 __all__ = ["ChatTemplate", "ChatTemplateError", "configured", "render"]

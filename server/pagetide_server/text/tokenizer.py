@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from tokenizers import Tokenizer as Backend
 from pagetide_spec.config import EngineConfig
 from pagetide_spec.errors import SettingError
 
+from . import convert
 from .vocabulary import Vocabulary
 
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -58,23 +61,27 @@ class Tokenizer:
         """
         from ..model import files
 
-        return cls.from_folder(files.resolve(config), "tokenizer" if config.tokenizer else "model")
+        if config.tokenizer is None:
+            return cls.from_folder(files.resolve(config), "model", config.trust_remote_code)
+        # The revision is the model's.
+        other = dataclasses.replace(config, model=config.tokenizer, tokenizer=None, revision=None)
+        try:
+            folder = files.resolve(other)
+        except SettingError as error:
+            raise error.renamed("tokenizer") from error
+        return cls.from_folder(folder, "tokenizer", config.trust_remote_code)
 
     @classmethod
-    def from_folder(cls, folder: Path, field: str = "model") -> Tokenizer:
-        """The tokenizer whose tokenizer.json lies in `folder`.
+    def from_folder(cls, folder: Path, field: str = "model", trust_remote_code: bool = False) -> Tokenizer:
+        """The tokenizer whose files lie in `folder`.
 
         Raises:
-            SettingError: the file is missing or broken; `field` is the setting to name.
+            SettingError: the files are missing or broken; `field` is the setting to name.
         """
-        path = folder / "tokenizer.json"
-        if not path.is_file():
-            raise SettingError(field, str(folder), "has no tokenizer.json; set --tokenizer to a folder that has one")
         try:
-            backend = Backend.from_file(str(path))
-        except Exception as error:
-            raise SettingError(field, str(path), f"is no readable tokenizer: {error}") from error
-        return cls(backend, _settings(folder), _eos_ids(folder))
+            return cls(_backend(folder, field, trust_remote_code), _settings(folder), _eos_ids(folder))
+        except SettingError as error:
+            raise error.renamed(field) from error
 
     @property
     def has_chat_template(self) -> bool:
@@ -133,6 +140,25 @@ class Tokenizer:
                 if ids := tuple(self.encode(form, add_special_tokens=False)):
                     found[ids] = None
         return tuple(found)
+
+
+def _backend(folder: Path, field: str, trust_remote_code: bool) -> Backend:
+    """The tokenizer in `folder`, converted from older files where there is no tokenizer.json."""
+    path = folder / "tokenizer.json"
+    if path.is_file():
+        return _read(path)
+    if not convert.has_older_files(folder):
+        raise SettingError(field, str(folder), "has no tokenizer.json; set --tokenizer to a folder that has one")
+    with tempfile.TemporaryDirectory() as made:
+        convert.convert(folder, Path(made), field, trust_remote_code)
+        return _read(Path(made) / "tokenizer.json")
+
+
+def _read(path: Path) -> Backend:
+    try:
+        return Backend.from_file(str(path))
+    except Exception as error:
+        raise SettingError("model", str(path.parent), f"{path.name} is no readable tokenizer: {error}") from error
 
 
 def _content(token: Any) -> str:
@@ -215,7 +241,7 @@ def _json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise SettingError("model", str(path), f"is no JSON: {error}") from error
+        raise SettingError("model", str(path.parent), f"{path.name} is no JSON: {error}") from error
     if not isinstance(content, dict):
-        raise SettingError("model", str(path), "must hold a JSON object")
+        raise SettingError("model", str(path.parent), f"{path.name} must hold a JSON object")
     return content

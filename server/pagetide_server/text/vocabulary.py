@@ -4,7 +4,7 @@ A decoder turns token strings into text in one of two ways that this module know
 
 - byte-level (GPT-2, Llama 3, Qwen): every character of a token string stands for one byte;
 - SentencePiece style (Gemma, Llama 2, Mistral): `▁` is a space, `<0xE9>` is a byte, and some strip one leading space
-  from a text.
+  from a text. GPT-1's `</w>`, a space behind a word, is read alike.
 
 Every other decoder is asked, token by token, what it adds behind another token.
 
@@ -91,7 +91,7 @@ def _is_sentencepiece(steps: list[Mapping[str, Any]]) -> bool:
     for step in steps:
         kind = step["type"]
         fused = fused or kind == "Fuse"
-        known = kind in ("ByteFallback", "Fuse", "Metaspace")
+        known = kind in ("ByteFallback", "Fuse", "Metaspace", "BPEDecoder")
         known = known or (kind == "Replace" and "String" in step["pattern"])
         # Before the fusing, Strip would strip every token.
         known = known or (kind == "Strip" and fused and step["content"] == " " and step["stop"] == 0)
@@ -110,11 +110,7 @@ class _SentencePiece:
     """Token to bytes for decoders built of Replace, Metaspace and ByteFallback."""
 
     def __init__(self, steps: list[Mapping[str, Any]]) -> None:
-        self._replacements = [
-            (step["replacement"], " ") if step["type"] == "Metaspace" else (step["pattern"]["String"], step["content"])
-            for step in steps
-            if step["type"] in ("Metaspace", "Replace")
-        ]
+        self._replacements = [found for step in steps if (found := _replacement(step))]
         self._has_bytes = any(step["type"] == "ByteFallback" for step in steps)
 
     def __call__(self, token_id: int, token: str) -> bytes:
@@ -123,6 +119,18 @@ class _SentencePiece:
         for old, new in self._replacements:
             token = token.replace(old, new)
         return token.encode()
+
+
+def _replacement(step: Mapping[str, Any]) -> tuple[str, str] | None:
+    """(old, new) for steps that replace text inside a token."""
+    match step["type"]:
+        case "Replace":
+            return step["pattern"]["String"], step["content"]
+        case "Metaspace":
+            return step["replacement"], " "
+        case "BPEDecoder":
+            return step["suffix"], " "
+    return None
 
 
 class _Asked:

@@ -1,0 +1,236 @@
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pagetide_server.engine.sampler import NO_TOKEN, Sampler
+from pagetide_server.engine.sequence import Sequence
+
+VOCABULARY = 1000
+INF, NAN = math.inf, math.nan
+ALL = None
+MakeSequence = Callable[..., Sequence]
+
+
+@pytest.fixture
+def sampler() -> Sampler:
+    return Sampler(VOCABULARY, "cpu", eos_token_ids=frozenset({2}), seed=0)
+
+
+def random_logits(rows: int, seed: int = 0, spread: float = 3.0) -> torch.Tensor:
+    return torch.randn(rows, VOCABULARY, generator=torch.Generator().manual_seed(seed)) * spread
+
+
+def tied_logits(rows: int) -> torch.Tensor:
+    """Whole numbers: every row has its largest logit many times."""
+    return random_logits(rows).round().clamp(max=4)
+
+
+GREEDY = [
+    pytest.param({"temperature": 0.0}, id="temperature 0"),
+    pytest.param({"temperature": 0.0, "top_p": 0.5, "seed": 3}, id="temperature 0 with a seed and top-p"),
+    pytest.param({"temperature": 1e-4}, id="temperature 1e-4"),
+    pytest.param({"top_k": 1}, id="top_k 1"),
+    pytest.param({"min_p": 1.0}, id="min_p 1"),
+    pytest.param({"top_p": 1e-6}, id="tiny top_p"),
+    pytest.param({"top_p": 1e-6, "top_k": 50}, id="tiny top_p within top_k"),
+    pytest.param({"top_p": 0.0}, id="top_p 0"),
+    pytest.param({"temperature": 2.0, "top_p": 1e-9, "min_p": 0.1}, id="all at once"),
+]
+
+
+@pytest.mark.parametrize("params", GREEDY)
+@pytest.mark.parametrize("logits", [random_logits(40), tied_logits(40)], ids=["distinct", "ties"])
+def test_limits_equal_greedy_and_of_equal_logits_the_first_comes(
+    sampler: Sampler, make: MakeSequence, params: dict[str, Any], logits: torch.Tensor
+) -> None:
+    expected = logits.argmax(-1).tolist()
+    assert sampler.sample(logits.clone(), [make(**params) for _ in range(40)]).token_ids == expected
+
+
+def test_greedy_builds_no_distribution(sampler: Sampler, make: MakeSequence, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("exp_", "softmax", "log_softmax", "sort", "topk", "cumsum"):
+        monkeypatch.setattr(torch.Tensor, name, None)
+    assert len(sampler.sample(random_logits(3), [make(temperature=0.0) for _ in range(3)]).token_ids) == 3
+
+
+def kept(logits: torch.Tensor, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0) -> dict[int, float]:
+    """Token to probability after the cuts, the slow way: sort everything, in float64."""
+    weights = torch.softmax(logits.double() / temperature, -1)
+    weights[weights < min_p * weights.max()] = 0
+    order = weights.sort(descending=True, stable=True).indices
+    if top_k > 0:
+        weights[order[top_k:]] = 0
+    weights /= weights.sum()
+    ranked = weights[order]
+    weights[order[(ranked.cumsum(0) - ranked >= top_p) & (torch.arange(len(order)) > 0)]] = 0
+    weights /= weights.sum()
+    return {i: float(w) for i, w in enumerate(weights) if w > 0}
+
+
+CUTS = st.fixed_dictionaries(
+    {},
+    optional={
+        "temperature": st.floats(0.1, 3),
+        "top_k": st.sampled_from([2, 3, 40, 60, 200, 999, 1000, 5000, -1]),
+        "top_p": st.floats(0.01, 0.999),
+        "min_p": st.floats(0.001, 0.9),
+    },
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@given(CUTS, st.integers(0, 1000), st.booleans())
+def test_no_token_comes_that_a_cut_forbids(
+    sampler: Sampler, make: MakeSequence, params: dict[str, Any], seed: int, ties: bool
+) -> None:
+    logits = random_logits(1, seed)
+    logits = logits.round() if ties else logits
+    allowed = kept(logits[0], **params)
+    drawn = sampler.sample(logits.expand(12, -1), [make(seed=i, **params) for i in range(12)]).token_ids
+    # Where the mass comes within rounding of a limit, the neighbour may be in or out.
+    slack = kept(logits[0], **{**params, "top_p": min(1.0, params.get("top_p", 1) + 1e-6)})
+    assert set(drawn) <= allowed.keys() | slack.keys()
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        pytest.param({}, id="plain"),
+        pytest.param({"temperature": 0.6}, id="cooler"),
+        pytest.param({"temperature": 1.7}, id="hotter"),
+        pytest.param({"top_p": 0.8}, id="top_p"),
+        pytest.param({"top_p": 0.3}, id="narrow top_p, which draws again often"),
+        pytest.param({"top_k": 7}, id="top_k"),
+        pytest.param({"top_k": 9, "top_p": 0.7, "temperature": 1.3}, id="top_k then top_p"),
+        pytest.param({"min_p": 0.1}, id="min_p"),
+        pytest.param({"min_p": 0.05, "top_p": 0.8}, id="min_p then top_p"),
+    ],
+)
+def test_tokens_come_as_often_as_their_probability_says(make: MakeSequence, params: dict[str, Any]) -> None:
+    draws, vocabulary = 4000, 30
+    logits = torch.randn(1, vocabulary, generator=torch.Generator().manual_seed(5))
+    sampler = Sampler(vocabulary, "cpu", seed=1)
+    rows = [make(index=i, seed=9, **params) for i in range(draws)]
+    counts = torch.bincount(
+        torch.tensor(sampler.sample(logits.expand(draws, -1), rows).token_ids), minlength=vocabulary
+    )
+    expected = kept(logits[0], **params)
+    statistic = sum((int(counts[i]) - draws * p) ** 2 / (draws * p) for i, p in expected.items())
+    freedom = len(expected) - 1
+    # Pearson's chi-squared: mean = freedom, variance = 2 freedom. The seeds are fixed, so the outcome is, too.
+    assert statistic < freedom + 4 * math.sqrt(2 * freedom)
+    assert int(counts.sum()) == sum(int(counts[i]) for i in expected)
+
+
+@pytest.mark.parametrize("spread", [0.0, 1.0, 4.0], ids=["flat", "wide", "peaked"])
+def test_a_vocabulary_of_262144_is_drawn_from_without_bias(
+    make: MakeSequence, monkeypatch: pytest.MonkeyPatch, spread: float
+) -> None:
+    """The token drawn for a share u is the one where the exact cumulative distribution passes u."""
+    size, draws = 262_144, 64
+    sampler = Sampler(size, "cpu", seed=0)
+    shares = [(i + 0.5) / draws for i in range(draws)]
+    monkeypatch.setattr(sampler._drawer._uniform, "draw", lambda sequence, attempt=0: shares[sequence.index])
+    logits = torch.randn(1, size, generator=torch.Generator().manual_seed(1)) * spread
+    tokens = sampler.sample(logits.expand(8, -1), [make(index=i) for i in range(8)]).token_ids
+    for start in range(8, draws, 8):
+        tokens += sampler.sample(logits.expand(8, -1), [make(index=start + i) for i in range(8)]).token_ids
+    above = torch.softmax(logits[0].double(), -1).cumsum(0)
+    for token, share in zip(tokens, shares, strict=True):
+        below = above[token - 1] if token else 0.0
+        assert below - 1e-6 <= share <= above[token] + 1e-6
+
+
+@pytest.mark.parametrize("share", [0.0, 1 - 2**-53], ids=["least", "greatest"])
+@pytest.mark.parametrize("params", [{}, {"top_k": 5}, {"top_p": 0.9}], ids=["plain", "top_k", "top_p"])
+def test_impossible_tokens_never_come_at_the_ends_of_the_range(
+    sampler: Sampler, make: MakeSequence, monkeypatch: pytest.MonkeyPatch, share: float, params: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(sampler._drawer._uniform, "draw", lambda sequence, attempt=0: share)
+    logits = torch.full((1, VOCABULARY), -INF)
+    logits[0, 400:403] = torch.tensor([1.0, 1.0, 0.5])
+    assert sampler.sample(logits, [make(**params)]).token_ids[0] in (400, 401, 402)
+
+
+MIXED: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {"seed": 7},
+    {"seed": 7, "top_p": 0.9},
+    {"seed": 7, "top_k": 20},
+    {"seed": 7, "top_k": 300, "top_p": 0.95},
+    {"seed": -3, "min_p": 0.05, "logprobs": 2},
+    {"seed": 0, "frequency_penalty": 1.0, "repetition_penalty": 1.2},
+    {"seed": 2**70, "logit_bias": {5: 4.0}, "min_tokens": 9},
+]
+
+
+def test_a_row_gets_the_same_whatever_shares_its_batch(sampler: Sampler, make: MakeSequence) -> None:
+    logits = random_logits(len(MIXED))
+    rows = [make([1, 2, 3], [5, 5, 8], **params) for params in MIXED]
+    alone = [sampler.sample(logits[i : i + 1].clone(), [row]) for i, row in enumerate(rows)]
+    for order in (range(len(rows)), reversed(range(len(rows))), [6, 1, 4, 3, 0, 7, 2, 5]):
+        order = list(order)
+        mixed = sampler.sample(logits[order], [rows[i] for i in order])
+        assert mixed.token_ids == [alone[i].token_ids[0] for i in order]
+        assert mixed.logprobs == [alone[i].logprobs[0] for i in order]
+
+
+def drawn(sampler: Sampler, rows: list[Sequence]) -> list[int]:
+    return sampler.sample(random_logits(1).expand(len(rows), -1), rows).token_ids
+
+
+def test_seeds(make: MakeSequence) -> None:
+    first, second = Sampler(VOCABULARY, "cpu", seed=1), Sampler(VOCABULARY, "cpu", seed=2)
+
+    def at(position: int, **kwargs: Any) -> Sequence:
+        return make([1], [4] * position, **kwargs)
+
+    answer = drawn(first, [at(i, seed=5) for i in range(20)])
+    assert drawn(second, [at(i, seed=5, order=900) for i in range(20)]) == answer, "a seed fixes the answer"
+    assert drawn(first, [at(i, seed=6) for i in range(20)]) != answer, "another seed"
+    assert drawn(first, [at(i, seed=5, index=1) for i in range(20)]) != answer, "another of the n answers"
+    assert len(set(answer)) > 1, "another position"
+    unseeded = drawn(first, [at(i, order=3) for i in range(20)])
+    assert drawn(first, [at(i, order=4) for i in range(20)]) != unseeded, "equal requests differ"
+    assert drawn(second, [at(i, order=3) for i in range(20)]) != unseeded, "the engine's seed counts"
+    assert drawn(Sampler(VOCABULARY, "cpu", seed=1), [at(i, order=3) for i in range(20)]) == unseeded
+    free = [drawn(Sampler(VOCABULARY, "cpu"), [at(i, order=3) for i in range(20)]) for _ in range(2)]
+    assert free[0] != free[1], "without any seed nothing repeats"
+
+
+@pytest.mark.parametrize(
+    ("change", "params", "words"),
+    [
+        pytest.param({7: NAN}, {"temperature": 0.0}, "NaN", id="one NaN, greedy"),
+        pytest.param({7: NAN}, {"top_p": 0.9, "logprobs": 3}, "NaN", id="one NaN, sampled"),
+        pytest.param({7: INF}, {}, "infinite", id="infinity"),
+        pytest.param({ALL: -INF}, {}, "no token may follow", id="nothing possible"),
+        pytest.param({ALL: NAN}, {"top_k": 4}, "NaN", id="NaN throughout"),
+    ],
+)
+def test_a_broken_row_fails_alone(
+    sampler: Sampler, make: MakeSequence, change: dict[Any, float], params: dict[str, Any], words: str
+) -> None:
+    logits = random_logits(3)
+    for place, value in change.items():
+        logits[1, slice(None) if place is ALL else place] = value
+    good = [logits[0].argmax().item(), logits[2].argmax().item()]
+    result = sampler.sample(logits, [make(temperature=0.0), make(**params), make(temperature=0.0, logprobs=1)])
+    assert list(result.errors) == [1]
+    assert words in result.errors[1]
+    assert (result.token_ids[1], result.logprobs[1]) == (NO_TOKEN, None)
+    assert [result.token_ids[0], result.token_ids[2]] == good
+
+
+def test_an_empty_step_is_no_error(sampler: Sampler) -> None:
+    assert sampler.sample(torch.empty(0, VOCABULARY), []).token_ids == []
+
+
+def test_logits_of_another_width_are_refused(sampler: Sampler, make: MakeSequence) -> None:
+    with pytest.raises(ValueError, match="1000"):
+        sampler.sample(torch.zeros(1, 999), [make()])

@@ -1,0 +1,314 @@
+import concurrent.futures
+import json
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pagetide_server.engine import structure
+from pagetide_server.engine.messages import Structure
+from pagetide_server.engine.sampler import Sampler
+from pagetide_server.engine.sequence import Sequence
+from pagetide_server.engine.structure import Compilation, Grammar, StructureCompiler, StructureError
+from pagetide_server.text.tokenizer import Tokenizer
+
+MakeSequence = Callable[..., Sequence]
+EOS = 2
+# Logits may be wider than the vocabulary: models pad it.
+EXTRA = 37
+
+SCHEMA = json.dumps(
+    {
+        "type": "object",
+        "properties": {"color": {"enum": ["red", "grün"]}, "count": {"type": "integer", "minimum": 0, "maximum": 9}},
+        "required": ["color", "count"],
+        "additionalProperties": False,
+    }
+)
+
+
+@pytest.fixture(scope="session")
+def compilers(tokenizers: dict[str, Tokenizer]) -> Iterator[dict[str, StructureCompiler]]:
+    made = {name: StructureCompiler(tokenizer) for name, tokenizer in tokenizers.items()}
+    yield made
+    for compiler in made.values():
+        compiler.close()
+
+
+@pytest.fixture(params=["byte_level", "gemma_like", "llama2_like"])
+def family(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def compiler(compilers: dict[str, StructureCompiler]) -> StructureCompiler:
+    return compilers["byte_level"]
+
+
+def write(tokenizer: Tokenizer, grammar: Grammar, sequence: Sequence, seed: int = 0, most: int = 400) -> str | None:
+    """The text of an answer of random logits; None if it did not end within `most` tokens."""
+    width = tokenizer.vocab_size + EXTRA
+    sampler = Sampler(width, "cpu", eos_token_ids=tokenizer.eos_token_ids)
+    random = torch.Generator().manual_seed(seed)
+    sequence.matcher = grammar.matcher()
+    closing = [tokenizer.encode(f"x{c}")[-1] for c in '"}]0']
+    for _ in range(most):
+        logits = torch.randn(1, width, generator=random)
+        # Ends are made likely, so that answers of open length come to them.
+        logits[0, [EOS, *closing]] += 4
+        result = sampler.sample(logits, [sequence])
+        assert result.errors == {}
+        token = result.token_ids[0]
+        assert sequence.matcher.accept(token)
+        sequence.tokens.append(token)
+        if token in tokenizer.eos_token_ids:
+            return tokenizer.decode_bytes(sequence.tokens[sequence.prompt_len :]).decode()
+    return None
+
+
+def is_document(text: str) -> bool:
+    value = json.loads(text)
+    return set(value) == {"color", "count"} and value["color"] in ("red", "grün") and value["count"] in range(10)
+
+
+WORD = "𓀀𓃰 ꙮ𝔘é"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "fits"),
+    [
+        pytest.param(Structure(kind="json", value=SCHEMA), is_document, id="JSON schema"),
+        pytest.param(Structure(kind="json_object"), lambda t: isinstance(json.loads(t), dict), id="any JSON object"),
+        pytest.param(Structure(kind="regex", value=r"[0-9]{3}-[a-é]{2,4}"),
+                     lambda t: re.fullmatch(r"[0-9]{3}-[a-é]{2,4}", t), id="regular expression"),
+        pytest.param(Structure(kind="choice", value=json.dumps([WORD])), lambda t: t == WORD, id="rare characters"),
+        pytest.param(Structure(kind="choice", value=json.dumps(["a", "ab", 'say "\\n"\n'])),
+                     lambda t: t in ("a", "ab", 'say "\\n"\n'), id="choices that begin alike, quotes and newlines"),
+        pytest.param(Structure(kind="grammar", value='?start: NUM "+" start | NUM\nNUM: /[0-9]{1,2}/'),
+                     lambda t: re.fullmatch(r"\d{1,2}(\+\d{1,2})*", t), id="Lark grammar"),
+        pytest.param(Structure(kind="grammar", value='root ::= "x" ("y" | "z"){1,3}'),
+                     lambda t: re.fullmatch("x[yz]{1,3}", t), id="EBNF grammar"),
+        pytest.param(Structure(kind="json", value='{"oneOf": [{"type": "integer"}, {"enum": ["é"]}]}'),
+                     lambda t: type(json.loads(t)) is int or json.loads(t) == "é", id="oneOf"),
+    ],
+)  # fmt: skip
+def test_answers_have_the_structure(
+    tokenizers: dict[str, Tokenizer],
+    compilers: dict[str, StructureCompiler],
+    make: MakeSequence,
+    family: str,
+    wanted: Structure,
+    fits: Callable[[str], bool],
+) -> None:
+    grammar = compilers[family].compile(wanted).wait()
+    answers = [write(tokenizers[family], grammar, make(seed=i), seed=i) for i in range(5)]
+    ended = [answer for answer in answers if answer is not None]
+    assert ended
+    for answer in ended:
+        assert fits(answer), answer
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25, deadline=None)
+@given(st.lists(st.text(min_size=1, max_size=6).filter(lambda t: "\x00" not in t), min_size=1, max_size=4))
+def test_any_text_can_be_a_choice(
+    tokenizers: dict[str, Tokenizer], compilers: dict[str, StructureCompiler], make: MakeSequence, choices: list[str]
+) -> None:
+    for family in ("byte_level", "gemma_like"):
+        grammar = compilers[family].compile(Structure(kind="choice", value=json.dumps(choices))).wait()
+        assert write(tokenizers[family], grammar, make(temperature=0.0)) in choices
+
+
+def test_siblings_go_their_own_ways(byte_level: Tokenizer, compiler: StructureCompiler, make: MakeSequence) -> None:
+    grammar = compiler.compile(Structure(kind="choice", value='["ab", "cd"]')).wait()
+    width = byte_level.vocab_size
+    sampler = Sampler(width, "cpu")
+    rows = [make(index=i, logit_bias={byte_level.encode(first)[0]: 50.0}) for i, first in enumerate("ac")]
+    for row in rows:
+        row.matcher = grammar.matcher()
+    texts = ["", ""]
+    for _ in range(2):
+        tokens = sampler.sample(torch.zeros(1, width).expand(2, -1), rows).token_ids
+        for i, (row, token) in enumerate(zip(rows, tokens, strict=True)):
+            assert row.matcher.accept(token)
+            texts[i] += byte_level.token_text(token)
+    assert texts == ["ab", "cd"]
+    assert all(row.matcher.is_finished() for row in rows)
+
+
+def test_free_rows_share_a_batch_with_structured_ones(
+    byte_level: Tokenizer, compiler: StructureCompiler, make: MakeSequence
+) -> None:
+    width = byte_level.vocab_size + EXTRA
+    logits = torch.zeros(2, width)
+    logits[:, width - 1] = 9.0
+    rows = [make(temperature=0.0, logprobs=1), make(temperature=0.0)]
+    rows[0].matcher = compiler.compile(Structure(kind="choice", value='["z"]')).wait().matcher()
+    result = Sampler(width, "cpu").sample(logits, rows)
+    assert [byte_level.token_text(result.token_ids[0]), result.token_ids[1]] == ["z", width - 1]
+    # Log probabilities are the model's own.
+    assert result.logprobs[0] is not None
+    assert result.logprobs[0].top_ids == [width - 1]
+
+
+def test_the_end(byte_level: Tokenizer, compiler: StructureCompiler, make: MakeSequence) -> None:
+    sequence = make(temperature=0.0, min_tokens=50)
+    sequence.matcher = compiler.compile(Structure(kind="regex", value="xy?")).wait().matcher()
+    x, y = (byte_level.encode(c)[0] for c in "xy")
+    assert not sequence.matcher.is_complete()
+    assert sequence.matcher.accept(x)
+    assert sequence.matcher.is_complete()
+    assert not sequence.matcher.is_finished()
+    assert sequence.matcher.accept(y)
+    assert sequence.matcher.is_finished()
+    # Nothing else may follow, so that not even min_tokens holds the end off.
+    sampler = Sampler(byte_level.vocab_size, "cpu", eos_token_ids=byte_level.eos_token_ids)
+    for _ in range(3):
+        result = sampler.sample(torch.zeros(1, byte_level.vocab_size), [sequence])
+        assert result.token_ids == [EOS]
+        assert sequence.matcher.accept(EOS)
+        assert sequence.matcher.is_finished()
+
+
+def test_a_token_out_of_the_structure_is_not_accepted(byte_level: Tokenizer, compiler: StructureCompiler) -> None:
+    matcher = compiler.compile(Structure(kind="regex", value="x")).wait().matcher()
+    assert not matcher.accept(byte_level.encode("q")[0])
+    assert matcher.error is not None
+    assert "\n" not in matcher.error
+
+
+def test_a_row_ruled_out_by_bias_and_structure_fails_alone(
+    byte_level: Tokenizer, compiler: StructureCompiler, make: MakeSequence
+) -> None:
+    x = byte_level.encode("x")[0]
+    stuck = make(bad_words_token_ids=((x,),), temperature=0.0)
+    stuck.matcher = compiler.compile(Structure(kind="regex", value="x")).wait().matcher()
+    result = Sampler(byte_level.vocab_size, "cpu").sample(torch.zeros(2, byte_level.vocab_size), [stuck, make()])
+    assert list(result.errors) == [0]
+    assert "no token may follow" in result.errors[0]
+
+
+def nested(levels: int) -> str:
+    return '{"type":"object","properties":{"a":' * levels + '{"type":"integer"}' + "}}" * levels
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "words"),
+    [
+        pytest.param("json", nested(500), "json: ", id="a schema nested 500 deep"),
+        pytest.param("json", nested(3000), "json: ", id="a schema nested 3000 deep"),
+        pytest.param("json", "[" * 100_000, "json: ", id="brackets without end"),
+        pytest.param("json", '{"type": "frob"}', "frob", id="a type that does not exist"),
+        pytest.param("json", '{"$ref": "http://example.com/x"}', "example.com", id="a reference to the network"),
+        pytest.param("json", '{"uniqueItems": true}', "uniqueItems", id="a keyword that cannot be followed is named"),
+        pytest.param("json", "false", "json: ", id="nothing fits"),
+        pytest.param("json", '{"$defs":{"a":{"anyOf":[{"$ref":"#/$defs/a"}]}},"$ref":"#/$defs/a"}', "no answer",
+                     id="a schema that only refers to itself"),
+        pytest.param("json", "not json", "json: ", id="no JSON"),
+        pytest.param("regex", "(", "unclosed group", id="a regex that is none"),
+        pytest.param("regex", "(?=x)a", "look-around", id="look-ahead"),
+        pytest.param("regex", "(" * 20_000, "regex: ", id="a regex nested without end"),
+        pytest.param("regex", "a" * 40_000, "at most 32768", id="a regex of great length"),
+        pytest.param("choice", "[]", "list of texts", id="no choices"),
+        pytest.param("choice", '["a", 5]', "list of texts", id="a number among the choices"),
+        pytest.param("choice", '["\\ud800"]', "choice: ", id="half a surrogate pair"),
+        pytest.param("grammar", "start: missing", "missing", id="a rule that does not exist"),
+        pytest.param("grammar", "start: start", "no answer", id="a rule that only repeats itself"),
+        pytest.param("grammar", "garbage %%%", "grammar: ", id="garbage"),
+        pytest.param("grammar", "root ::= (", "grammar: ", id="garbage in EBNF"),
+        pytest.param("grammar", "start: " + "(" * 20_000, "grammar: ", id="a grammar nested without end"),
+        pytest.param("grammar", "start: " + '"a" ' * 100_000, "at most 262144", id="a grammar of great length"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_followed_is_refused_in_one_line_and_in_time(
+    compiler: StructureCompiler, kind: str, value: str, words: str
+) -> None:
+    started = time.monotonic()
+    with pytest.raises(StructureError, match=re.escape(words)) as caught:
+        compiler.compile(Structure(kind=kind, value=value)).wait()
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 400
+    assert time.monotonic() - started < 10
+    # A bad structure leaves nothing behind.
+    assert compiler.compile(Structure(kind="regex", value="ok")).wait().matcher().error is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        pytest.param("json", nested(60), id="a schema nested 60 deep"),
+        pytest.param("json", '{"$defs":{"n":{"type":"object","properties":{"next":{"$ref":"#/$defs/n"}}}},'
+                     '"$ref":"#/$defs/n"}', id="a schema that refers to itself"),
+        pytest.param("json", '{"type": "array", "items": {"$ref": "#"}}', id="a tree"),
+        pytest.param("choice", json.dumps([f"number {i}" for i in range(4096)]), id="thousands of choices"),
+        pytest.param("json", json.dumps({"properties": {f"key{i}": {"type": "null"} for i in range(2000)}}),
+                     id="thousands of properties"),
+        pytest.param("regex", "((a{1,1000}){1,1000}){1,1000}", id="repetitions of repetitions"),
+    ],
+)  # fmt: skip
+def test_large_structures_are_followed(
+    byte_level: Tokenizer, compiler: StructureCompiler, make: MakeSequence, kind: str, value: str
+) -> None:
+    grammar = compiler.compile(Structure(kind=kind, value=value)).wait()
+    write(byte_level, grammar, make(seed=1), most=40)
+
+
+class Blocked:
+    """A tokenizer that lets nobody use it until told."""
+
+    def __init__(self, inner: Tokenizer) -> None:
+        self._inner, self.open, self.asked = inner, threading.Event(), 0
+        self.vocab_size, self.special_ids, self.eos_token_ids = inner.vocab_size, inner.special_ids, inner.eos_token_ids
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return self._inner.encode(text, add_special_tokens)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        assert self.open.wait(30)
+        self.asked += 1
+        return self._inner.token_bytes(token_id)
+
+
+def test_compiling_holds_nobody_up_and_is_done_once(byte_level: Tokenizer) -> None:
+    tokenizer = Blocked(byte_level)
+    compiler = StructureCompiler(tokenizer)
+    same = [compiler.compile(Structure(kind="regex", value="a+")) for _ in range(3)]
+    assert same[0] is same[1] is same[2]
+    assert same[0].poll() is None
+    tokenizer.open.set()
+    assert same[0].wait() is same[0].poll()
+    assert compiler.compile(Structure(kind="regex", value="b+")).wait()
+    assert tokenizer.asked == byte_level.vocab_size
+    compiler.close()
+
+
+def test_a_compilation_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(structure, "MAX_COMPILE_SECONDS", 0.0)
+    never = Compilation(concurrent.futures.Future())
+    with pytest.raises(StructureError, match="to compile"):
+        never.wait()
+    with pytest.raises(StructureError, match="to compile"):
+        never.poll()
+
+
+def test_old_structures_are_forgotten(byte_level: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(structure, "_KEPT_GRAMMARS", 2)
+    compiler = StructureCompiler(byte_level)
+    first = compiler.compile(Structure(kind="regex", value="a"))
+    for value in "bc":
+        compiler.compile(Structure(kind="regex", value=value))
+    assert compiler.compile(Structure(kind="regex", value="a")) is not first
+    compiler.close()
+
+
+def test_a_model_without_an_end_token_has_no_structured_answers(byte_level: Tokenizer) -> None:
+    tokenizer = Blocked(byte_level)
+    tokenizer.eos_token_ids = frozenset()
+    compiler = StructureCompiler(tokenizer)
+    with pytest.raises(StructureError, match="no end token"):
+        compiler.compile(Structure(kind="json_object")).wait()
+    compiler.close()
