@@ -18,7 +18,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from pagetide_spec.config import EngineConfig
 from pagetide_spec.errors import PagetideError, SettingError
 
-from .engine.factory import create_core
 from .engine.messages import (
     AbortRequest,
     AddRequest,
@@ -29,6 +28,7 @@ from .engine.messages import (
     TokenLogprobs,
 )
 from .engine.params import check_params, check_prompt
+from .engine.threads import wait_passively
 from .text.detokenizer import Detokenizer
 from .text.tokenizer import Tokenizer
 
@@ -91,6 +91,9 @@ class LLM:
 
     def __init__(self, model: str, **engine_config: Any) -> None:
         self.config = EngineConfig.from_mapping({"model": model, **engine_config})
+        wait_passively()
+        from .engine.factory import create_core  # imports torch
+
         # The bound of the queue protects a server from its clients; here all prompts are in memory anyhow.
         unbounded = dataclasses.replace(self.config, max_queue_len=sys.maxsize)
         self._tokenizer = Tokenizer.load(self.config)

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from pagetide_spec.errors import PagetideError, SettingError
 
+from .limits import answers
 from .messages import (
     AbortRequest,
     AddRequest,
@@ -20,7 +21,6 @@ from .messages import (
     Structure,
     TokenLogprobs,
 )
-from .limits import answers
 from .params import check_token_ids
 from .scheduler import RequestRefused, Scheduler, Settled
 from .sequence import Sequence, Step

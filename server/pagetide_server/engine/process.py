@@ -39,6 +39,7 @@ from .messages import (
     ToEngine,
 )
 from .pulse import HEARTBEAT_SECONDS
+from .threads import wait_passively
 
 log = logging.getLogger(__name__)
 
@@ -242,6 +243,7 @@ def main() -> int:
     """Read the `Launch`, start the core, serve."""
     launch = msgspec.json.decode(sys.stdin.buffer.read(), type=Launch)
     die_with_parent(launch.parent)
+    wait_passively()
     level = str(launch.config.get("log_level", "info")).upper()
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s engine %(message)s", stream=sys.stderr)
     # The heartbeat's socket lives in a context of its own: the main one is ended below, while that thread still beats.
