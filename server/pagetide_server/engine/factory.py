@@ -11,7 +11,7 @@ import torch
 from pagetide_spec.config import EngineConfig
 
 from ..model.loader import LoadedModel, load
-from ..model.memory import bytes_per_token, kv_blocks
+from ..model.memory import batch_limits, bytes_per_token, kv_blocks
 from ..model.runner import Runner
 from ..text.tokenizer import Tokenizer
 from .core import EngineCore
@@ -21,10 +21,6 @@ from .scheduler import Scheduler, SchedulerConfig
 from .structure import StructureCompiler
 
 log = logging.getLogger(__name__)
-
-# (sequences at once, tokens a step) where EngineConfig leaves them open.
-GPU_BATCH = (256, 8192)
-CPU_BATCH = (64, 2048)
 
 
 def create_core(config: EngineConfig, progress: Callable[[str, float], None]) -> EngineCore:
@@ -49,14 +45,14 @@ def create_core(config: EngineConfig, progress: Callable[[str, float], None]) ->
 
 def scheduler_config(config: EngineConfig, loaded: LoadedModel) -> SchedulerConfig:
     """The scheduler's settings: those of `config`, completed by what model, device and memory allow."""
-    default_seqs, default_tokens = CPU_BATCH if loaded.device.type == "cpu" else GPU_BATCH
+    batch = batch_limits(config, loaded.device)
     num_blocks, num_swap_blocks = kv_blocks(config, loaded)
     return SchedulerConfig(
         block_size=config.block_size,
         num_blocks=num_blocks,
         num_swap_blocks=num_swap_blocks,
-        max_num_seqs=config.max_num_seqs or default_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens or default_tokens,
+        max_num_seqs=batch.max_num_seqs,
+        max_num_batched_tokens=batch.max_num_batched_tokens,
         max_model_len=loaded.max_model_len,
         enable_prefix_caching=config.enable_prefix_caching,
         enable_chunked_prefill=config.enable_chunked_prefill,
@@ -64,7 +60,7 @@ def scheduler_config(config: EngineConfig, loaded: LoadedModel) -> SchedulerConf
         preemption_mode=config.preemption_mode,
         max_queue_len=config.max_queue_len,
         eos_token_ids=frozenset(loaded.eos_token_ids),
-        kv_bytes_per_token=bytes_per_token(loaded),
+        kv_bytes_per_token=bytes_per_token(loaded.layers, loaded.dtype),
     )
 
 
