@@ -21,20 +21,21 @@ SIZES = (64, 128, 256, 512, 1024, 2048)
 
 def decoding(count: int, steps: int) -> Scheduler:
     """A scheduler with `count` sequences whose prompts are computed and which decode for `steps` more steps."""
-    length = PROMPT + steps + 8
+    length = PROMPT + BLOCK_SIZE + steps + 8
     config = SchedulerConfig(
         block_size=BLOCK_SIZE,
         num_blocks=count * (length // BLOCK_SIZE + 2),
         num_swap_blocks=0,
         max_num_seqs=count,
-        max_num_batched_tokens=count * (PROMPT + 1),
+        max_num_batched_tokens=count * (PROMPT + BLOCK_SIZE),
         max_model_len=length + 1,
         max_queue_len=count,
         eos_token_ids=frozenset({1}),
     )
     scheduler = Scheduler(config)
     for i in range(count):
-        prompt = [2 + (i + j) % 30000 for j in range(PROMPT)]
+        # Of different lengths, so that the sequences do not all begin a block in the same step.
+        prompt = [2 + (i + j) % 30000 for j in range(PROMPT + i % BLOCK_SIZE)]
         params = SamplingParams(max_tokens=steps + 8)
         scheduler.add(AddRequest(request_id=str(i), prompt_token_ids=prompt, params=params, arrival=0.0))
     step = scheduler.schedule()
