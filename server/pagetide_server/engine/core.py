@@ -55,11 +55,11 @@ class Grammar(Protocol):
 class Compilation(Protocol):
     """A structure on its way to a grammar (structure.py)."""
 
-    def poll(self) -> Grammar | None:
-        """The grammar, or None while it is not ready; raises a PagetideError that is the client's fault."""
+    def done(self) -> bool:
+        """Whether `result` comes at once."""
 
-    def is_settled(self) -> bool:
-        """Whether `poll` would now give a grammar or raise."""
+    def result(self) -> Grammar:
+        """The grammar; raises a PagetideError that is the client's fault."""
 
 
 class Compiler(Protocol):
@@ -137,7 +137,7 @@ class EngineCore:
 
     def has_work(self) -> bool:
         """Whether a step would do something now."""
-        return self._scheduler.has_work() or any(c.is_settled() for c in self._compiling.values())
+        return self._scheduler.has_work() or any(c.done() for c in self._compiling.values())
 
     def is_waiting(self) -> bool:
         """Whether a request waits for its grammar to be compiled."""
@@ -173,45 +173,46 @@ class EngineCore:
         """Hand the requests whose grammar is ready to the scheduler."""
         outputs = []
         for request_id, compilation in list(self._compiling.items()):
+            if not compilation.done():
+                continue
             entry = self._open[request_id]
-            try:
-                entry.grammar = compilation.poll()
-                if entry.grammar is None:
-                    continue
-                self._scheduler.add(entry.request)
-            except RequestRefused as error:
-                outputs.append(_error(request_id, 0, str(error), error.kind))
-            except PagetideError as error:
-                outputs.append(_error(request_id, 0, str(error), "invalid"))
             del self._compiling[request_id]
-            if outputs and outputs[-1].request_id == request_id:
+            try:
+                entry.grammar = compilation.result()
+                self._scheduler.add(entry.request)
+            except (RequestRefused, PagetideError) as error:
                 del self._open[request_id]
+                kind = error.kind if isinstance(error, RequestRefused) else "invalid"
+                outputs.append(_error(request_id, 0, str(error), kind))
         return outputs
 
     def _note_start(self, step: Step, now: float) -> None:
-        for row in step.rows:
-            entry = self._open[row.sequence.request_id]
-            if not entry.scheduled:
-                entry.scheduled = now
-            if entry.grammar is not None:
-                for sequence in (row.sequence, *row.siblings):
-                    sequence.matcher = sequence.matcher or entry.grammar.matcher()
+        for leader in step.started:
+            self._open[leader.request_id].scheduled = now
 
     def _compute(self, step: Step) -> list[SequenceOutput]:
         """Forward, sample and settle. A failure ends the requests it concerns, never the loop."""
         sequences = step.sampling()
+        self._give_matchers(sequences)
         try:
             logits = self._runner.execute(step)
             self._score_prompts(step, logits.prompt)
             sampled = self._sampler.sample(logits.sampling, sequences)
         except Exception as error:  # whatever a model raises must not take the other requests along
             log.exception("a step failed; its %d sequences end with an error", len(step.rows))
-            return [out for row in step.rows for s in (row.sequence, *row.siblings) for out in self._fail(s, error)]
+            touched = [s for row in step.rows for s in (row.sequence, *row.siblings)] + step.preempted
+            return [output for s in touched for output in self._fail(s, error)]
         outputs = [out for i, error in sampled.errors.items() for out in self._fail(sequences[i], error)]
         logprobs = {id(s): found for s, found in zip(sequences, sampled.logprobs, strict=True) if found is not None}
         for settled in self._scheduler.settle(step, sampled.token_ids):
             outputs.append(self._output(settled, logprobs.get(id(settled.sequence))))
         return outputs
+
+    def _give_matchers(self, sequences: list[Sequence]) -> None:
+        for sequence in sequences:
+            if sequence.matcher is None and sequence.params.structure is not None:
+                grammar = self._open[sequence.request_id].grammar
+                sequence.matcher = grammar.matcher() if grammar is not None else None
 
     def _score_prompts(self, step: Step, prompt_logits: dict[int, Any]) -> None:
         for index, logits in prompt_logits.items():
@@ -241,8 +242,8 @@ class EngineCore:
             output.prompt_logprobs, entry.prompt_logprobs = entry.prompt_logprobs, None
         if settled.finish_reason is not None:
             self._close(sequence)
-        elif sequence.matcher is not None and settled.token_id is not None:
-            sequence.matcher.accept(settled.token_id)
+        elif sequence.matcher is not None and not sequence.matcher.accept(settled.token_id):
+            (output,) = self._fail(sequence, sequence.matcher.error)
         return output
 
     def _fail(self, sequence: Sequence, error: object) -> list[SequenceOutput]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -34,13 +35,18 @@ def create_core(config: EngineConfig, progress: Callable[[str, float], None]) ->
     limits = scheduler_config(config, loaded)
     ready = _ready(limits, loaded)
     eos = frozenset(loaded.eos_token_ids)
-    return EngineCore(
+    compiler = StructureCompiler(Tokenizer.load(config), eos)
+    compiler.warm_up()
+    core = EngineCore(
         Scheduler(limits, _log_block_event if config.log_blocks else None),
         Runner(loaded, limits.num_blocks, limits.num_swap_blocks, limits.block_size),
         Sampler(loaded.vocab_size, loaded.device, eos_token_ids=eos, seed=config.seed),
-        StructureCompiler(Tokenizer.load(config), eos),
+        compiler,
         ready,
     )
+    # What is loaded lives as long as the engine: a collection that walks it all would only delay a step.
+    gc.freeze()
+    return core
 
 
 def scheduler_config(config: EngineConfig, loaded: LoadedModel) -> SchedulerConfig:

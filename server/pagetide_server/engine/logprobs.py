@@ -12,8 +12,8 @@ from .distribution import largest
 from .messages import TokenLogprobs
 
 FLOOR = -9999.0
-# Rows turned into probabilities at a time.
-_ROWS = 8
+# Rows worked on at a time: few, which then stay in a CPU's cache.
+_ROWS = 4
 
 
 def token_logprobs(logits: torch.Tensor, token_ids: list[int], top: int) -> list[TokenLogprobs]:
@@ -34,7 +34,8 @@ def _some(logits: torch.Tensor, token_ids: list[int], top: int) -> list[TokenLog
     ids = torch.tensor(token_ids, device=logits.device).unsqueeze(1)
     total = logits.logsumexp(-1, keepdim=True)
     own = logits.gather(-1, ids)
-    ranks = ((logits > own).sum(-1) + 1).tolist()
+    # Counting in float32 is exact up to 2**24 tokens, and several times quicker than counting booleans.
+    ranks = torch.gt(logits, own, out=torch.empty_like(logits)).sum(-1).tolist()
     chosen = _finite(own - total).squeeze(1).tolist()
     count = min(top, logits.shape[1])
     # A few more than asked for, so that equal logits come in the order of their ids.
@@ -42,7 +43,8 @@ def _some(logits: torch.Tensor, token_ids: list[int], top: int) -> list[TokenLog
     top_values = _finite(values[:, :count] - total).tolist()
     top_ids = places[:, :count].tolist()
     return [
-        TokenLogprobs(token_id, chosen[i], ranks[i], top_ids[i], top_values[i]) for i, token_id in enumerate(token_ids)
+        TokenLogprobs(token_id, chosen[i], int(ranks[i]) + 1, top_ids[i], top_values[i])
+        for i, token_id in enumerate(token_ids)
     ]
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from .structure import MaskFiller, Matcher
+from .matcher import MaskFiller, Matcher
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Changes to logits that a request asks for, before its token is chosen. All are made in place, to single entries."""
+"""Changes to logits that requests ask for, before their tokens are chosen. All are made in place, to single entries."""
 
 from __future__ import annotations
 
@@ -23,51 +23,83 @@ def changes_logits(params: SamplingParams) -> bool:
     )
 
 
-def adjust(logits: torch.Tensor, sequence: Sequence, eos_token_ids: frozenset[int]) -> None:
-    """Apply what the sequence's request asks for to its row.
+def adjust(logits: torch.Tensor, rows: list[tuple[int, Sequence]], eos_token_ids: frozenset[int]) -> None:
+    """Apply what requests ask for to their rows.
 
     In this order: repetition, frequency and presence penalty (of the model's own logits), logit_bias, bad words,
     min_tokens. Repetition counts prompt and answer, the other two the answer only.
 
     Args:
-        logits: [vocabulary] float32; changed.
-        sequence: whose next token is to be chosen.
+        logits: [rows, vocabulary] float32, contiguous; changed.
+        rows: row and the sequence whose next token is to be chosen from it.
         eos_token_ids: tokens that end an answer.
     """
-    params = sequence.params
-    if params.repetition_penalty != 1 and sequence.tokens:
-        _penalize_repetition(logits, _ids(sequence.tokens, logits), params.repetition_penalty)
-    if sequence.generated and (params.frequency_penalty or params.presence_penalty):
-        answer = _ids(sequence.tokens[sequence.prompt_len :], logits)
-        _penalize_use(logits, answer, params.frequency_penalty, params.presence_penalty)
-    if params.logit_bias:
-        ids = _ids(params.logit_bias, logits)
-        bias = torch.tensor(list(params.logit_bias.values()), dtype=torch.float32, device=logits.device)
-        logits.index_add_(0, ids, bias)
-    if banned := [*_bad_word_ends(sequence), *_early_ends(sequence, eos_token_ids)]:
-        logits.index_fill_(0, _ids(banned, logits), float("-inf"))
+    repetition, presence, frequency, bias, banned = (_Entries(logits) for _ in range(5))
+    for row, sequence in rows:
+        params = sequence.params
+        if params.repetition_penalty != 1:
+            repetition.add(row, sequence.tokens, params.repetition_penalty)
+        if params.frequency_penalty or params.presence_penalty:
+            answer = sequence.tokens[sequence.prompt_len :]
+            presence.add(row, answer, params.presence_penalty)
+            frequency.add(row, answer, params.frequency_penalty)
+        for token_id, value in params.logit_bias.items():
+            bias.add(row, (token_id,), value)
+        banned.add(row, [*_bad_word_ends(sequence), *_early_ends(sequence, eos_token_ids)], float("-inf"))
+    _penalize_repetition(repetition)
+    # OpenAI's formula: logit - count * frequency - (count > 0) * presence.
+    presence.subtract_once()
+    frequency.add_each(-1)
+    bias.add_each(1)
+    banned.add_each(1)
 
 
-def _ids(token_ids: Iterable[int], logits: torch.Tensor) -> torch.Tensor:
-    """[n] int64 on the device of the logits. By way of an array, which is several times quicker than from a list."""
-    return torch.frombuffer(array.array("q", token_ids), dtype=torch.int64).to(logits.device)
+class _Entries:
+    """Single logits of several rows, each with a number. A token that is named twice has two entries."""
+
+    def __init__(self, logits: torch.Tensor) -> None:
+        self.flat = logits.view(-1)
+        self._width = logits.shape[1]
+        self._places: list[torch.Tensor] = []
+        self._values: list[torch.Tensor] = []
+
+    def add(self, row: int, token_ids: Iterable[int], value: float) -> None:
+        """More entries of one row; a value of 0 has no effect."""
+        # By way of an array, which is several times quicker than from a list.
+        ids = array.array("q", token_ids)
+        if ids and value:
+            self._places.append(torch.frombuffer(ids, dtype=torch.int64) + row * self._width)
+            self._values.append(torch.full((len(ids),), value))
+
+    def __bool__(self) -> bool:
+        return bool(self._places)
+
+    def tensors(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """(places in `flat`, values), on its device."""
+        return torch.cat(self._places).to(self.flat.device), torch.cat(self._values).to(self.flat.device)
+
+    def add_each(self, sign: int) -> None:
+        """Add each entry's value, `sign` times."""
+        if self:
+            places, values = self.tensors()
+            self.flat.index_add_(0, places, values, alpha=sign)
+
+    def subtract_once(self) -> None:
+        """Subtract a token's value once, however often it is named."""
+        if self:
+            places, values = self.tensors()
+            self.flat[places] = self.flat[places] - values
 
 
-def _penalize_repetition(logits: torch.Tensor, seen: torch.Tensor, penalty: float) -> None:
+def _penalize_repetition(seen: _Entries) -> None:
     """Keskar et al., "CTRL", 2019, section 4.1: divide positive logits by the penalty, multiply negative ones.
 
     A token that occurs twice is written twice, with the same value.
     """
-    old = logits[seen]
-    logits[seen] = torch.where(old > 0, old / penalty, old * penalty)
-
-
-def _penalize_use(logits: torch.Tensor, used: torch.Tensor, frequency: float, presence: float) -> None:
-    """OpenAI's formula: logit - count * frequency - (count > 0) * presence."""
-    if presence:
-        logits[used] = logits[used] - presence
-    if frequency:
-        logits.index_add_(0, used, torch.full_like(used, -frequency, dtype=torch.float32))
+    if seen:
+        places, penalties = seen.tensors()
+        old = seen.flat[places]
+        seen.flat[places] = torch.where(old > 0, old / penalties, old * penalties)
 
 
 def _bad_word_ends(sequence: Sequence) -> list[int]:

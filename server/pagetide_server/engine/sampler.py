@@ -106,12 +106,9 @@ class Sampler:
 
     def _change(self, logits: torch.Tensor, sequences: list[Sequence]) -> dict[int, str]:
         """Make all changes that requests ask for; row to what went wrong."""
-        structured = []
-        for row, sequence in enumerate(sequences):
-            if changes_logits(sequence.params):
-                adjust(logits[row], sequence, self._eos_token_ids)
-            if sequence.matcher is not None:
-                structured.append((row, sequence.matcher))
+        if changed := [(row, s) for row, s in enumerate(sequences) if changes_logits(s.params)]:
+            adjust(logits, changed, self._eos_token_ids)
+        structured = [(row, s.matcher) for row, s in enumerate(sequences) if s.matcher is not None]
         return mask_logits(logits, structured) if structured else {}
 
 

@@ -8,34 +8,24 @@ from __future__ import annotations
 
 import collections
 import concurrent.futures
-import json
-import re
 import threading
 import time
-from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from collections.abc import Iterable
+from typing import Protocol
 
 import llguidance
-import llguidance.numpy
-import numpy as np
-from numpy.typing import NDArray
 
-from pagetide_spec.errors import PagetideError
-
+from .grammars import StructureError, grammar_text, guarded, one_line
+from .matcher import Grammar, Matcher
 from .messages import Structure
 
-# A long regular expression costs time in every step; other structures mostly when they are compiled.
-MAX_BYTES = {"regex": 1 << 15}
-MAX_OTHER_BYTES = 1 << 18
+__all__ = ["Compilation", "Grammar", "Matcher", "StructureCompiler", "StructureError"]
+
 MAX_COMPILE_SECONDS = 20.0
 _KEPT_GRAMMARS = 256
 _THREADS = 2
 # More alternatives at one place than the library allows by itself: schemas of thousands of properties have them.
 _LIMITS = llguidance.LLParserLimits(max_items_in_row=20_000, verbose_errors=False)
-
-
-class StructureError(PagetideError):
-    """A structure cannot be followed: it is wrong, unsupported or too large. The client must change it."""
 
 
 class Vocabulary(Protocol):
@@ -70,7 +60,7 @@ class StructureCompiler:
         self._tokens: llguidance.LLTokenizer | None = None
 
     def compile(self, structure: Structure) -> Compilation:
-        """Start to compile `structure`, or find it under way or done. Never raises: see `Compilation.poll`."""
+        """Start to compile `structure`, or find it under way or done. Never raises: see `Compilation.result`."""
         known = self._grammars.get(structure)
         if known is None or known.failed():
             known = self._grammars[structure] = Compilation(self._pool.submit(self._build, structure))
@@ -90,14 +80,11 @@ class StructureCompiler:
     def _build(self, structure: Structure) -> Grammar:
         """Raises StructureError."""
         kind = structure.kind
-        size, most = len(structure.value.encode(errors="surrogatepass")), MAX_BYTES.get(kind, MAX_OTHER_BYTES)
-        if size > most:
-            raise StructureError(f"{kind}: is {size} bytes long; at most {most} are accepted")
-        text = _guarded(kind, lambda: _GRAMMAR_TEXT[kind](structure.value))
-        tokens = self._vocabulary()
-        matcher = _guarded(kind, lambda: llguidance.LLMatcher(tokens, text, log_level=0, limits=_LIMITS))
+        text = grammar_text(structure)
+        tokens = guarded(kind, self._vocabulary)
+        matcher = guarded(kind, lambda: llguidance.LLMatcher(tokens, text, log_level=0, limits=_LIMITS))
         if matcher.is_error():
-            raise StructureError(f"{kind}: {_one_line(matcher.get_error())}")
+            raise StructureError(f"{kind}: {one_line(matcher.get_error())}")
         first_step = matcher.deep_copy()
         first_step.compute_bitmask()
         if first_step.is_error():
@@ -115,107 +102,34 @@ class StructureCompiler:
 
 
 class Compilation:
-    """A grammar being compiled."""
+    """A grammar being compiled: a future that gives up after `MAX_COMPILE_SECONDS`."""
 
     def __init__(self, future: concurrent.futures.Future[Grammar]) -> None:
         self._future = future
         self._started = time.monotonic()
 
-    def poll(self) -> Grammar | None:
-        """The grammar, or None while it is not ready.
+    def done(self) -> bool:
+        """Whether `result` comes at once."""
+        return self._future.done() or self._left() <= 0
+
+    def result(self) -> Grammar:
+        """The grammar; waits for it.
 
         Raises:
             StructureError: it cannot be compiled, or takes too long.
         """
-        if not self.is_settled():
-            return None
-        if not self._future.done():
-            raise _too_slow()
-        return self._future.result()
-
-    def is_settled(self) -> bool:
-        """Whether `poll` would now give a grammar or raise."""
-        return self._future.done() or time.monotonic() - self._started > MAX_COMPILE_SECONDS
-
-    def wait(self) -> Grammar:
-        """The grammar, when it is ready. Raises like `poll`."""
         try:
-            return self._future.result(MAX_COMPILE_SECONDS)
+            return self._future.result(max(0.0, self._left()))
         except TimeoutError:
-            raise StructureError(
-                f"the answer's structure takes more than {MAX_COMPILE_SECONDS:g} s to compile"
-            ) from None
+            problem = f"the answer's structure takes more than {MAX_COMPILE_SECONDS:g} s to compile"
+            raise StructureError(problem) from None
 
     def failed(self) -> bool:
         """Whether it is done without a grammar."""
         return self._future.cancelled() or (self._future.done() and self._future.exception() is not None)
 
-
-class Grammar:
-    """A compiled structure."""
-
-    def __init__(self, fresh: llguidance.LLMatcher, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
-        self._fresh, self._vocab_size, self._eos_token_ids = fresh, vocab_size, eos_token_ids
-
-    def matcher(self) -> Matcher:
-        """A matcher at the beginning of an answer."""
-        return Matcher(self._fresh.deep_copy(), self._vocab_size, self._eos_token_ids)
-
-
-class Matcher:
-    """Where one answer stands in its structure.
-
-    Attributes:
-        inner: llguidance's own matcher.
-        vocab_size: tokens that masks speak of.
-    """
-
-    def __init__(self, inner: llguidance.LLMatcher, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
-        self.inner = inner
-        self.vocab_size = vocab_size
-        self._eos_token_ids = eos_token_ids
-        self._ended = False
-
-    def accept(self, token_id: int) -> bool:
-        """Go on with the chosen token; False if the structure does not allow it. What follows the end is ignored."""
-        if self._ended:
-            return True
-        if token_id in self._eos_token_ids and self.inner.is_accepting():
-            self._ended = True
-            return True
-        return bool(self.inner.consume_token(token_id))
-
-    def is_finished(self) -> bool:
-        """Whether the answer is complete and nothing but its end may follow."""
-        return self._ended or bool(self.inner.is_stopped() and not self.inner.is_error())
-
-    def is_complete(self) -> bool:
-        """Whether the answer could end here."""
-        return self._ended or bool(self.inner.is_accepting())
-
-    @property
-    def error(self) -> str | None:
-        """Why the matcher cannot go on, or None. Known after `MaskFiller.fill` or `accept`."""
-        return _one_line(self.inner.get_error()) if self.inner.is_error() else None
-
-
-class MaskFiller:
-    """Computes the masks of several matchers at once, on several cores."""
-
-    def __init__(self) -> None:
-        self._executor = llguidance.LLExecutor()
-
-    def fill(self, matchers: list[Matcher]) -> NDArray[np.int32]:
-        """Bit mask of the allowed tokens of each: [len(matchers), ceil(vocabulary / 32)] int32, lowest bit first.
-
-        The vocabulary is the tokenizer's; a model's logits may be wider, and none of their further ids is allowed. At
-        the end of a structure the end tokens are all that is allowed.
-        """
-        size = -(-matchers[0].vocab_size // 32)
-        masks: NDArray[np.int32] = np.zeros((len(matchers), size), dtype=np.int32)
-        rows = [(m.inner, i) for i, m in enumerate(matchers)]
-        llguidance.numpy.fill_next_token_bitmask_par(self._executor, rows, masks)
-        return masks
+    def _left(self) -> float:
+        return self._started + MAX_COMPILE_SECONDS - time.monotonic()
 
 
 class _Tokens:
@@ -261,70 +175,3 @@ class _Tokens:
             ids.append(self._by_bytes[data[start:end]])
             start = end
         return ids
-
-
-def _guarded(kind: str, work: Callable[[], Any]) -> Any:
-    """The result of `work`; whatever the library or Python makes of a bad grammar is a StructureError."""
-    try:
-        return work()
-    except StructureError:
-        raise
-    # A panic inside the library arrives as an exception that is not an Exception.
-    except BaseException as error:
-        if isinstance(error, (KeyboardInterrupt, SystemExit)):
-            raise
-        raise StructureError(f"{kind}: {_one_line(str(error) or type(error).__name__)}") from error
-
-
-def _too_slow() -> StructureError:
-    return StructureError(f"the answer's structure takes more than {MAX_COMPILE_SECONDS:g} s to compile")
-
-
-def _one_line(message: str) -> str:
-    text = " ".join(message.split())
-    return text if len(text) <= 300 else text[:297] + "..."
-
-
-def _json_schema(value: str) -> str:
-    return str(llguidance.LLMatcher.grammar_from_json_schema(value, overrides=_JSON_OPTIONS))
-
-
-_JSON_OPTIONS: Any = {
-    # oneOf is followed as anyOf: a token mask cannot count how many branches a finished document has.
-    "coerce_one_of": True,
-    # Any layout, but no endless white space, in which a small model loses itself.
-    "whitespace_pattern": r"[ \t\n\r]{0,64}",
-}
-
-
-def _regex(value: str) -> str:
-    return str(llguidance.LLMatcher.grammar_from_regex(value))
-
-
-def _choice(value: str) -> str:
-    choices = json.loads(value)
-    if not isinstance(choices, list) or not choices or not all(isinstance(c, str) and c for c in choices):
-        raise StructureError("choice: must be a list of texts, none of them empty")
-    # One terminal, so that thousands of choices are states of one automaton. Its strings are JSON strings.
-    alternatives = " | ".join(map(json.dumps, choices))
-    return str(llguidance.LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {alternatives}"))
-
-
-_RULE_MARKS = re.compile(r"^[ \t]*[?!]+(?=[a-z_]\w*(\.\d+)?[ \t]*:)", re.MULTILINE)
-
-
-def _grammar(value: str) -> str:
-    """Lark as it is; EBNF as llama.cpp writes it (`root ::= ...`) is translated."""
-    if "::=" in value:
-        return str(llguidance.grammar_from("gbnf", value))
-    # `?rule` and `!rule` shape Lark's parse tree only.
-    return str(llguidance.LLMatcher.grammar_from_lark(_RULE_MARKS.sub("", value)))
-
-
-_GRAMMAR_TEXT: dict[str, Callable[[str], str]] = {
-    "json": _json_schema,
-    "json_object": lambda value: _json_schema('{"type": "object"}'),
-    "regex": _regex,
-    "choice": _choice,
-    "grammar": _grammar,
-}

@@ -53,9 +53,10 @@ def test_penalties_follow_their_formulas(
     params = SamplingParams(**given_params)
     sequence = Sequence(AddRequest(request_id="r", prompt_token_ids=prompt, params=params, arrival=0.0), 0)
     sequence.tokens += answer
-    row = torch.tensor(logits)
-    adjust(row, sequence, EOS)
-    assert row.tolist() == pytest.approx(expected(logits, prompt, answer, params), abs=1e-4)
+    rows = torch.tensor([[9.0] * 10, logits])
+    adjust(rows, [(1, sequence)], EOS)
+    assert rows[0].tolist() == [9.0] * 10
+    assert rows[1].tolist() == pytest.approx(expected(logits, prompt, answer, params), abs=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -73,9 +74,9 @@ def test_penalties_follow_their_formulas(
     ],
 )
 def test_bans(make: MakeSequence, params: dict[str, Any], answer: list[int], banned: set[int]) -> None:
-    row = torch.zeros(10)
-    adjust(row, make([3], answer, **params), EOS)
-    assert {i for i, value in enumerate(row.tolist()) if value == FORBIDDEN} == banned
+    rows = torch.zeros(1, 10)
+    adjust(rows, [(0, make([3], answer, **params))], EOS)
+    assert {i for i, value in enumerate(rows[0].tolist()) if value == FORBIDDEN} == banned
 
 
 def test_rows_without_wishes_are_left_alone(make: MakeSequence) -> None:

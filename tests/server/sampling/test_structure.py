@@ -105,7 +105,7 @@ def test_answers_have_the_structure(
     wanted: Structure,
     fits: Callable[[str], bool],
 ) -> None:
-    grammar = compilers[family].compile(wanted).wait()
+    grammar = compilers[family].compile(wanted).result()
     answers = [write(tokenizers[family], grammar, make(seed=i), seed=i) for i in range(5)]
     ended = [answer for answer in answers if answer is not None]
     assert ended
@@ -119,12 +119,12 @@ def test_any_text_can_be_a_choice(
     tokenizers: dict[str, Tokenizer], compilers: dict[str, StructureCompiler], make: MakeSequence, choices: list[str]
 ) -> None:
     for family in ("byte_level", "gemma_like"):
-        grammar = compilers[family].compile(Structure(kind="choice", value=json.dumps(choices))).wait()
+        grammar = compilers[family].compile(Structure(kind="choice", value=json.dumps(choices))).result()
         assert write(tokenizers[family], grammar, make(temperature=0.0)) in choices
 
 
 def test_siblings_go_their_own_ways(byte_level: Tokenizer, compiler: StructureCompiler, make: MakeSequence) -> None:
-    grammar = compiler.compile(Structure(kind="choice", value='["ab", "cd"]')).wait()
+    grammar = compiler.compile(Structure(kind="choice", value='["ab", "cd"]')).result()
     width = byte_level.vocab_size
     sampler = Sampler(width, "cpu")
     rows = [make(index=i, logit_bias={byte_level.encode(first)[0]: 50.0}) for i, first in enumerate("ac")]
@@ -147,7 +147,7 @@ def test_free_rows_share_a_batch_with_structured_ones(
     logits = torch.zeros(2, width)
     logits[:, width - 1] = 9.0
     rows = [make(temperature=0.0, logprobs=1), make(temperature=0.0)]
-    rows[0].matcher = compiler.compile(Structure(kind="choice", value='["z"]')).wait().matcher()
+    rows[0].matcher = compiler.compile(Structure(kind="choice", value='["z"]')).result().matcher()
     result = Sampler(width, "cpu").sample(logits, rows)
     assert [byte_level.token_text(result.token_ids[0]), result.token_ids[1]] == ["z", width - 1]
     # Log probabilities are the model's own.
@@ -157,7 +157,7 @@ def test_free_rows_share_a_batch_with_structured_ones(
 
 def test_the_end(byte_level: Tokenizer, compiler: StructureCompiler, make: MakeSequence) -> None:
     sequence = make(temperature=0.0, min_tokens=50)
-    sequence.matcher = compiler.compile(Structure(kind="regex", value="xy?")).wait().matcher()
+    sequence.matcher = compiler.compile(Structure(kind="regex", value="xy?")).result().matcher()
     x, y = (byte_level.encode(c)[0] for c in "xy")
     assert not sequence.matcher.is_complete()
     assert sequence.matcher.accept(x)
@@ -175,7 +175,7 @@ def test_the_end(byte_level: Tokenizer, compiler: StructureCompiler, make: MakeS
 
 
 def test_a_token_out_of_the_structure_is_not_accepted(byte_level: Tokenizer, compiler: StructureCompiler) -> None:
-    matcher = compiler.compile(Structure(kind="regex", value="x")).wait().matcher()
+    matcher = compiler.compile(Structure(kind="regex", value="x")).result().matcher()
     assert not matcher.accept(byte_level.encode("q")[0])
     assert matcher.error is not None
     assert "\n" not in matcher.error
@@ -186,7 +186,7 @@ def test_a_row_ruled_out_by_bias_and_structure_fails_alone(
 ) -> None:
     x = byte_level.encode("x")[0]
     stuck = make(bad_words_token_ids=((x,),), temperature=0.0)
-    stuck.matcher = compiler.compile(Structure(kind="regex", value="x")).wait().matcher()
+    stuck.matcher = compiler.compile(Structure(kind="regex", value="x")).result().matcher()
     result = Sampler(byte_level.vocab_size, "cpu").sample(torch.zeros(2, byte_level.vocab_size), [stuck, make()])
     assert list(result.errors) == [0]
     assert "no token may follow" in result.errors[0]
@@ -229,12 +229,12 @@ def test_what_cannot_be_followed_is_refused_in_one_line_and_in_time(
 ) -> None:
     started = time.monotonic()
     with pytest.raises(StructureError, match=re.escape(words)) as caught:
-        compiler.compile(Structure(kind=kind, value=value)).wait()
+        compiler.compile(Structure(kind=kind, value=value)).result()
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 400
     assert time.monotonic() - started < 10
     # A bad structure leaves nothing behind.
-    assert compiler.compile(Structure(kind="regex", value="ok")).wait().matcher().error is None
+    assert compiler.compile(Structure(kind="regex", value="ok")).result().matcher().error is None
 
 
 @pytest.mark.parametrize(
@@ -253,7 +253,7 @@ def test_what_cannot_be_followed_is_refused_in_one_line_and_in_time(
 def test_large_structures_are_followed(
     byte_level: Tokenizer, compiler: StructureCompiler, make: MakeSequence, kind: str, value: str
 ) -> None:
-    grammar = compiler.compile(Structure(kind=kind, value=value)).wait()
+    grammar = compiler.compile(Structure(kind=kind, value=value)).result()
     write(byte_level, grammar, make(seed=1), most=40)
 
 
@@ -278,10 +278,11 @@ def test_compiling_holds_nobody_up_and_is_done_once(byte_level: Tokenizer) -> No
     compiler = StructureCompiler(tokenizer)
     same = [compiler.compile(Structure(kind="regex", value="a+")) for _ in range(3)]
     assert same[0] is same[1] is same[2]
-    assert same[0].poll() is None
+    assert not same[0].done()
     tokenizer.open.set()
-    assert same[0].wait() is same[0].poll()
-    assert compiler.compile(Structure(kind="regex", value="b+")).wait()
+    assert same[0].result() is same[1].result()
+    assert same[0].done()
+    assert compiler.compile(Structure(kind="regex", value="b+")).result()
     assert tokenizer.asked == byte_level.vocab_size
     compiler.close()
 
@@ -289,10 +290,9 @@ def test_compiling_holds_nobody_up_and_is_done_once(byte_level: Tokenizer) -> No
 def test_a_compilation_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(structure, "MAX_COMPILE_SECONDS", 0.0)
     never = Compilation(concurrent.futures.Future())
+    assert never.done()
     with pytest.raises(StructureError, match="to compile"):
-        never.wait()
-    with pytest.raises(StructureError, match="to compile"):
-        never.poll()
+        never.result()
 
 
 def test_old_structures_are_forgotten(byte_level: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,5 +310,5 @@ def test_a_model_without_an_end_token_has_no_structured_answers(byte_level: Toke
     tokenizer.eos_token_ids = frozenset()
     compiler = StructureCompiler(tokenizer)
     with pytest.raises(StructureError, match="no end token"):
-        compiler.compile(Structure(kind="json_object")).wait()
+        compiler.compile(Structure(kind="json_object")).result()
     compiler.close()

@@ -1,4 +1,6 @@
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -197,7 +199,7 @@ def test_a_broken_file_is_named(folder: Callable[..., Path], name: str) -> None:
         Tokenizer.from_folder(path)
 
 
-def test_older_files_are_converted_without_torch_in_this_process(tmp_path: Path) -> None:
+def test_older_files_are_converted(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}', encoding="utf-8")
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}', encoding="utf-8")
     (tmp_path / "vocab.json").write_text('{"<|endoftext|>": 0, "a": 1, "b": 2, "ab": 3}', encoding="utf-8")
@@ -205,6 +207,16 @@ def test_older_files_are_converted_without_torch_in_this_process(tmp_path: Path)
     tokenizer = Tokenizer.from_folder(tmp_path)
     assert tokenizer.encode("abab") == [3, 3]
     assert tokenizer.decode([3, 1]) == "aba"
+
+
+def test_text_in_and_out_needs_no_torch(folder: Callable[..., Path]) -> None:
+    code = (
+        "import sys, pathlib; from pagetide_server.text import chat, detokenizer, tokenizer; "
+        "tokenizer.Tokenizer.from_folder(pathlib.Path(sys.argv[1])); "
+        "print(sorted({'torch', 'transformers'} & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(folder())], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 def test_older_files_that_cannot_be_converted_say_why(tmp_path: Path) -> None:
