@@ -38,7 +38,7 @@ def judge(health: Health, poll: Poll) -> Health:
         return Health(ready=True, reason="")
     if poll.result == "timeout":
         misses = health.misses + 1
-        if health.ready and misses <= MISSES_ALLOWED:
+        if misses <= MISSES_ALLOWED:
             return dataclasses.replace(health, misses=misses)
         return Health(reason=f"no answer from {PATH_READY} within {TIMEOUT_S:g} s", misses=misses)
     return Health(reason=poll.detail, is_told=poll.result == "unready")

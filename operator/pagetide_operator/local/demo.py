@@ -31,7 +31,7 @@ MANIFEST = Path("manifests/samples/gemma-3-270m.yaml")
 MODEL_FILE = STATE_FOLDER / "volumes" / "models" / "gemma-3-270m-q4_k_m.gguf"
 _NEEDED_BYTES = 1 << 30
 _START_LIMIT_S = 600.0
-_MAX_TOKENS = 48
+_MAX_TOKENS = 32
 
 # Gemma 3 270M is a base model: it goes on with a text, it does not answer. Both prompts begin with these lines, which
 # fill several KV blocks of 16 tokens.
