@@ -16,7 +16,7 @@ from .context import Context, context_of, new_id
 from .decoding import parse
 from .errors import invalid
 from .generation import Generation
-from .logprobs import completion_logprobs, prompt_logprobs
+from .logprobs import completion_logprobs, end_of_text, prompt_logprobs
 from .openapi import body_of
 from .prompts import PromptText
 from .protocol import CompletionRequest
@@ -75,12 +75,13 @@ class _Job:
             entries = [*(run.prompt_logprobs or []), *entries]
         if body.logprobs is not None:
             choice.logprobs = completion_logprobs(self.tokenizer, ids, entries, offset)
+            offset = end_of_text(self.tokenizer, ids, offset)
         if body.return_token_ids:
             choice.token_ids = delta.token_ids
             choice.prompt_token_ids = self.prompts[number].token_ids if is_first else UNSET
         if body.prompt_logprobs is not None:
             choice.prompt_logprobs = prompt_logprobs(self.tokenizer, run.prompt_logprobs or [])
-        self._offsets[delta.index] = offset + len(choice.text)
+        self._offsets[delta.index] = offset
         return choice
 
     def _prompt_text(self, number: int) -> str:

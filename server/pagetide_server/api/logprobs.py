@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,17 +25,23 @@ def completion_logprobs(
 
     `offset` is the place in the text of the first token.
     """
-    tokens = [tokenizer.token_text(i) for i in ids]
-    offsets = []
-    for token in tokens:
-        offsets.append(offset)
-        offset += len(token)
     return {
-        "text_offset": offsets,
+        "text_offset": _offsets(tokenizer, ids, offset)[:-1],
         "token_logprobs": [finite(e.logprob) if e else None for e in entries],
-        "tokens": tokens,
+        "tokens": [tokenizer.token_text(i) for i in ids],
         "top_logprobs": [_top(tokenizer, e) if e else None for e in entries],
     }
+
+
+def end_of_text(tokenizer: Tokenizer, ids: Sequence[int], offset: int) -> int:
+    """The place in the text behind tokens of which the first begins at `offset`."""
+    return _offsets(tokenizer, ids, offset)[-1]
+
+
+def _offsets(tokenizer: Tokenizer, ids: Sequence[int], offset: int) -> list[int]:
+    """Where each token begins, and where the last one ends. Special tokens take no place in the text."""
+    lengths = [0 if i in tokenizer.special_ids else len(tokenizer.token_text(i)) for i in ids]
+    return list(itertools.accumulate(lengths, initial=offset))
 
 
 def _top(tokenizer: Tokenizer, entry: TokenLogprobs) -> dict[str, float]:

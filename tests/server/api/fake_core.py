@@ -162,7 +162,7 @@ class FakeCore:
 def _act(sequence: _Sequence) -> None:
     """Carry out the fault that a request asked for."""
     fault = sequence.request.cache_salt
-    if fault == "slow":
+    if fault in ("slow", "fail-after-3"):
         time.sleep(0.05)
     if fault == "long-step" and sequence.made == 0:
         time.sleep(3)

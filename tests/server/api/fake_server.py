@@ -17,7 +17,9 @@ class FakeServer(Server):
     """A server whose engine runs `fake_core`."""
 
     def __init__(self, config, keys):
-        super().__init__(config, keys, "fake_core:create", lambda c: Tokenizer.from_folder(Path(c.model)))
+        super().__init__(
+            config, keys, "fake_core:create", lambda c: Tokenizer.from_folder(Path(c.tokenizer or c.model))
+        )
 
 
 if __name__ == "__main__":

@@ -1,0 +1,243 @@
+"""What clients get wrong: an OpenAI error object with the right status that names the field. Never a 500."""
+
+from __future__ import annotations
+
+import json
+
+import httpx
+import pytest
+
+INT64 = 2**63
+COMPLETION, CHAT = "/v1/completions", "/v1/chat/completions"
+HI = [{"role": "user", "content": "Hi"}]
+
+
+def error_of(answer, status, *named):
+    """The error object, after checks of its form."""
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.headers["x-request-id"]
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    for name in named:
+        assert name in error["message"] or name == error["param"], error
+    return error
+
+
+VALUES = [
+    ("temperature", [-1, -0.001, 2.5, "hot", [1], 1e9, True]),
+    ("top_p", [0, -0.1, 1.1, "x"]),
+    ("top_k", [-2, 1.5, "x", 2**40]),
+    ("min_p", [-0.1, 1.1, "x"]),
+    ("presence_penalty", [-2.1, 2.1]),
+    ("frequency_penalty", [-2.1, 2.1]),
+    ("repetition_penalty", [0, -1]),
+    ("n", [0, -1, 129, 10**9, 10**30, 1.5, "x"]),
+    ("best_of", [0, 129]),
+    ("max_tokens", [0, -1, 1.5, "x", 10**6, INT64, 10**40]),
+    ("min_tokens", [-1, 5, "x"]),
+    ("seed", [1.5, "x", INT64]),
+    ("stop", [5, [1, 2], {"a": 1}, "", [""], ["x"] * 65, "x" * 5000]),
+    ("stop_token_ids", [[-1], [390], [10**9], [2**70], ["x"], 5]),
+    ("logit_bias", [{"5": 101}, {"5": -101}, {"390": 1}, {"-1": 1}, {"x": 1}, {"5": "x"}, {"²": 1}, [5], {"9" * 30: 1}]),
+    ("logprobs", [-1, 21, 10**6, "x"]),
+    ("prompt_logprobs", [-1, 21]),
+    ("bad_words", [[""], "x", [5]]),
+    ("priority", ["x", 2**40]),
+    ("cache_salt", [5]),
+    ("echo", ["yes"]),
+    ("stream", ["yes", 1]),
+    ("suffix", ["y"]),
+    ("stream_options", [{"include_usage": True}, 5]),
+    ("response_format", [{"type": "xml"}, {"type": "json_schema"}, {"type": "json_schema", "json_schema": {"schema": 5}}, 5]),
+    ("guided_json", ["{", 5]),
+    ("guided_choice", [[], [""], "x"]),
+    ("guided_regex", ["", 5]),
+    ("structured_outputs", [{}, {"xml": "a"}, 5]),
+    ("no_such_field", [1]),
+    ("truncate_prompt_tokens", [0, -1]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [pytest.param(f, v, id=f"{f} = {repr(v)[:40]}") for f, values in VALUES for v in values],
+)
+def test_wrong_values_are_refused_by_name(server, field, value):
+    answer = server.post(COMPLETION, **{"prompt": "Hello", "max_tokens": 4, field: value})
+    error_of(answer, 400, field)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "more"),
+    [
+        pytest.param("top_logprobs", -1, {"logprobs": True}, id="negative"),
+        pytest.param("top_logprobs", 10**6, {"logprobs": True}, id="huge"),
+        pytest.param("top_logprobs", 3, {"logprobs": False}, id="without logprobs"),
+        pytest.param("logprobs", 3, {}, id="a count where chat wants true or false"),
+        pytest.param("messages", [], {}, id="no messages"),
+        pytest.param("messages", [{"content": "x"}], {}, id="a message without a role"),
+        pytest.param("messages", [{"role": "user", "content": 5}], {}, id="content that is a number"),
+        pytest.param("messages", [{"role": "user", "content": [{"type": "image_url"}]}], {}, id="an image"),
+        pytest.param("messages", ["x"], {}, id="a message that is a text"),
+        pytest.param("messages", [{"role": "assistant", "tool_calls": 5}], {}, id="tool calls that are a number"),
+        pytest.param("chat_template", "{{ 1 }}", {}, id="a template that comes with the request"),
+        pytest.param("tool_choice", "required", {}, id="a forced call without tools"),
+        pytest.param("tools", [{"type": "function", "function": {"name": "a b"}}], {}, id="a tool with a bad name"),
+        pytest.param("max_tokens", 0, {}, id="no tokens"),
+    ],
+)
+def test_wrong_chat_values_are_refused_by_name(server, field, value, more):
+    error_of(server.post(CHAT, **{"messages": HI, **more, field: value}), 400, field)
+
+
+@pytest.mark.parametrize(
+    "prompt", [None, [], [[]], {"a": 1}, 5, [1.5], ["a", 1], [390], [-1], [2**70], [[1], []], [[1], "a"], [True]], ids=repr
+)  # fmt: skip
+def test_wrong_prompts_are_refused(server, prompt):
+    error_of(server.post(COMPLETION, prompt=prompt), 400, "prompt")
+
+
+def test_a_misspelt_field_gets_a_suggestion(server):
+    error = error_of(server.post(COMPLETION, prompt="x", temprature=1), 400, "temprature")
+    assert "did you mean temperature?" in error["message"]
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "-1e999"])
+@pytest.mark.parametrize("field", ["temperature", "top_p", "n", "seed", "max_tokens", "presence_penalty"])
+def test_numbers_that_json_does_not_have_are_refused(server, field, number):
+    body = f'{{"prompt": "x", "{field}": {number}}}'
+    error_of(server.http.post(COMPLETION, content=body), 400, field)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param(b"", id="nothing"),
+        pytest.param(b"{", id="half an object"),
+        pytest.param(b"[1]", id="a list"),
+        pytest.param(b'"x"', id="a text"),
+        pytest.param(b'{"prompt": "\xff"}', id="no UTF-8"),
+        pytest.param(b'{"prompt": "\\ud800"}', id="half a surrogate pair"),
+        pytest.param(b"[" * 100_000, id="lists nested 100,000 deep"),
+        pytest.param(b'{"a":' * 100_000, id="objects nested 100,000 deep"),
+        pytest.param(b'{"prompt":' + b"[" * 100_000 + b"]" * 100_000 + b"}", id="a prompt nested 100,000 deep"),
+        pytest.param(b'{"prompt":"x","guided_json":' + b'{"a":' * 3000 + b"1" + b"}" * 3001, id="a deep schema"),
+    ],
+)
+def test_bodies_that_are_no_request_are_refused(server, body):
+    error_of(server.http.post(COMPLETION, content=body), 400)
+    assert server.complete(prompt="x", max_tokens=1)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (COMPLETION, {"prompt": "x"}), (COMPLETION, {"prompt": "x", "stream": True}), (CHAT, {"messages": HI}),
+        ("/tokenize", {"prompt": "x"}), ("/detokenize", {"tokens": [5]}),
+    ],
+)  # fmt: skip
+def test_another_model_is_not_found(server, path, body):
+    error = error_of(server.post(path, model="no-such-model", **body), 404, "no-such-model")
+    assert error["code"] == "model_not_found"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/v1/nothing", 404), ("GET", COMPLETION, 405), ("DELETE", "/v1/models", 405), ("POST", "/livez", 405),
+        ("GET", "/v1/models/other", 404),
+    ],
+)  # fmt: skip
+def test_wrong_routes_are_error_objects_too(server, method, path, status):
+    error_of(server.http.request(method, path), status)
+
+
+def test_embeddings_are_refused_clearly(server):
+    error_of(server.post("/v1/embeddings", input="x"), 400, "embeddings")
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_the_engines_refusal_is_an_http_error(server, stream):
+    error_of(server.post(COMPLETION, prompt="x", cache_salt="refuse", stream=stream), 400, "grammar")
+
+
+def test_a_failure_before_the_first_token_is_an_http_error_later_an_event(server):
+    salt = {"cache_salt": "fail-after-3"}
+    error_of(server.post(COMPLETION, prompt="x", **salt), 500, "out of luck")
+    text = server.post(COMPLETION, prompt="x", stream=True, **salt).text
+    events = [e.removeprefix("data: ") for e in text.strip().split("\n\n")]
+    assert events[-1] == "[DONE]"
+    assert "out of luck" in json.loads(events[-2])["error"]["message"]
+    assert all("error" not in json.loads(e) for e in events[:-2])
+
+
+def test_a_prompt_over_the_window_says_both_numbers(server):
+    error_of(server.post(COMPLETION, prompt=[300] * 600), 400, "512", "600")
+    error_of(server.post(COMPLETION, prompt=[[300], [300] * 600]), 400, "512", "600")
+    error_of(server.post(COMPLETION, prompt="sea " * 1000), 400, "512")
+    error_of(server.post(CHAT, messages=[{"role": "user", "content": "sea " * 1000}]), 400, "512")
+
+
+def test_a_huge_prompt_is_refused_before_it_is_tokenized(server):
+    answer = server.post(COMPLETION, prompt="sea and sand " * 320_000)
+    error_of(answer, 400, "512")
+    assert answer.elapsed.total_seconds() < 5
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        pytest.param(b"my-id-7", True, id="a plain one"),
+        pytest.param(b"x" * 4000, False, id="a long one"),
+        pytest.param("é漢".encode(), False, id="no ASCII"),
+        pytest.param(b'a b;c="d"', False, id="with blanks"),
+        pytest.param(b"", False, id="an empty one"),
+    ],
+)
+def test_request_ids_are_taken_over_or_made(server, given, kept):
+    answer = server.http.post(COMPLETION, json={"prompt": "x"}, headers=[(b"x-request-id", given)])
+    assert answer.status_code == 200
+    assert (answer.headers["x-request-id"].encode() == given) is kept
+
+
+def test_keys_guard_everything_but_health_and_metrics(launch, tmp_path):
+    keys = tmp_path / "keys"
+    keys.write_text("# operators\nfrom-file\n\n")
+    with launch("--api-key=first,second", f"--api-key-file={keys}") as server:
+        for header in (
+            {},
+            {"authorization": "Bearer wrong"},
+            {"authorization": "first"},
+            {"authorization": "Basic first"},
+        ):
+            for path in ("/v1/models", "/version", "/openapi.json", "/nothing"):
+                error_of(httpx.get(server.url + path, headers=header), 401)
+        for key in ("first", "second", "from-file"):
+            assert httpx.get(server.url + "/v1/models", headers={"authorization": f"Bearer {key}"}).status_code == 200
+        assert [server.status(p) for p in ("/livez", "/readyz", "/health", "/metrics")] == [200] * 4
+
+
+def test_a_body_over_the_limit_is_413(launch):
+    with launch("--max-body-mib=0.001") as server:
+        error_of(server.post(COMPLETION, prompt="x" * 2000), 413, "--max-body-mib")
+
+        def chunks():
+            yield b'{"prompt": "'
+            yield b"x" * 2000
+
+        error_of(server.http.post(COMPLETION, content=chunks()), 413)
+        assert server.complete(prompt="x", max_tokens=1)
+
+
+def test_a_full_queue_is_429_with_a_time_to_wait(launch):
+    with launch("--max-queue-len=1", "--max-num-seqs=1", FAKE_STEP_S="0.05") as server:
+        import concurrent.futures as futures
+
+        with futures.ThreadPoolExecutor(8) as pool:
+            answers = list(pool.map(lambda i: server.post(COMPLETION, prompt="x", max_tokens=8), range(8)))
+        refused = [a for a in answers if a.status_code != 200]
+        assert 0 < len(refused) < 8
+        for answer in refused:
+            error_of(answer, 429)
+            assert int(answer.headers["retry-after"]) >= 1
