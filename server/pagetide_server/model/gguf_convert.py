@@ -127,6 +127,8 @@ def config_values(file: GgufFile) -> dict[str, Any]:
         )
         if name is not None and name != -1:
             values[name] = value
+    if f"{architecture}.attention.key_length" in file.metadata:
+        values.setdefault("head_dim", file.metadata[f"{architecture}.attention.key_length"])
     values.setdefault("vocab_size", len(file.metadata["tokenizer.ggml.tokens"]))
     if model_type == "qwen3_moe":
         # llama.cpp always normalizes these weights; the file does not say so.
@@ -155,12 +157,13 @@ def _network(values: dict[str, Any]) -> tuple[Any, Any]:
 
 
 def _write_weights(file: GgufFile, network: Any, processor: Any, folder: Path) -> None:
-    shards = _Shards(folder)
+    shards, wanted = _Shards(folder), network.state_dict()
     for i, (name, values) in enumerate(_tensors(file, network, processor)):
+        if tuple(wanted[name].shape) != values.shape:
+            raise Refused(f"has {name} as {values.shape}, where its settings ask for {tuple(wanted[name].shape)}")
         shards.add(name, values)
         _tell(0.3 + 0.65 * min(1.0, i / len(file.tensors)))
-    tied = set(network.all_tied_weights_keys)
-    missing = sorted(set(network.state_dict()) - set(shards.where) - tied)
+    missing = sorted(set(wanted) - set(shards.where) - set(network.all_tied_weights_keys))
     if missing:
         raise Refused(f"has no tensor for {len(missing)} weights: {', '.join(missing[:3])}")
     shards.close()
