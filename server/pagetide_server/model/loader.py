@@ -100,7 +100,7 @@ def window(hf_config: Any, config: EngineConfig) -> int:
     """
     text = hf_config.get_text_config()
     limit, why = getattr(text, "max_position_embeddings", None), "the model allows at most"
-    if (steady := _steady_positions(text)) is not None:
+    if (steady := _steady_positions(text)) is not None and steady < (limit or steady + 1):
         limit, why = steady, "beyond it the model's positions change with the longest sequence of a batch; at most"
     if limit is None:
         if config.max_model_len is None:

@@ -98,7 +98,8 @@ LONGROPE = {
 
 
 def test_positions_that_change_with_the_batch_end_the_window_earlier() -> None:
-    config = make("phi3", max_position_embeddings=256, rope_parameters=LONGROPE, pad_token_id=0)
+    lengths = {"max_position_embeddings": 256, "original_max_position_embeddings": 64}
+    config = make("phi3", rope_parameters=LONGROPE, pad_token_id=0, **lengths)
     assert window(config, EngineConfig()) == 64
     with pytest.raises(SettingError, match="longest sequence of a batch; at most 64"):
         window(config, EngineConfig(max_model_len=65))
