@@ -122,9 +122,8 @@ def make_plan(config: EngineConfig, device_bytes: int, lengths: list[int] | None
     hf_config = _configuration(config)
     dtype, shape = dtype_of(hf_config, config, device), examine(hf_config, config)
     max_model_len = window(hf_config, config)
-    weights = shape.parameters * dtype.itemsize
+    token, weights = bytes_per_token(shape.layers, dtype), shape.parameters * dtype.itemsize
     activations = _activations(hf_config, shape.vocab_size, batch_limits(config, device), dtype.itemsize)
-    token = bytes_per_token(shape.layers, dtype)
     blocks = _room(config, device_bytes, weights + activations) // (token * config.block_size)
     check_room(config, blocks, token * config.block_size, max_model_len, on_gpu=True)
     return ModelPlan(

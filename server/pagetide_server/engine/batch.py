@@ -41,8 +41,7 @@ def make_batch(step: Step, block_size: int, device: torch.device) -> Batch:
         ValueError: a row computes nothing, or its sequence has too few blocks; either is a fault of the scheduler.
     """
     rows = step.rows
-    starts = np.array([row.start for row in rows])
-    counts = np.array([row.count for row in rows])
+    starts, counts = np.array([(row.start, row.count) for row in rows]).T
     if counts.min() < 1:
         raise ValueError("a row computes no token")
     contexts = starts + counts
@@ -54,8 +53,12 @@ def make_batch(step: Step, block_size: int, device: torch.device) -> Batch:
     tokens = np.fromiter(chain.from_iterable(_tokens(row) for row in rows), np.int64, int(query_starts[-1]))
     wanted, sampling, prompt = _wanted(rows, query_starts.tolist())
     return Batch(
-        *(_tensor(values, np.int64, device) for values in (tokens, positions, slots)),
-        *(_tensor(values, np.int32, device) for values in (tables, contexts, query_starts)),
+        input_ids=_tensor(tokens, np.int64, device),
+        positions=_tensor(positions, np.int64, device),
+        slots=_tensor(slots, np.int64, device),
+        block_tables=_tensor(tables, np.int32, device),
+        context_lens=_tensor(contexts, np.int32, device),
+        query_starts=_tensor(query_starts, np.int32, device),
         max_query_len=int(counts.max()),
         max_context_len=int(contexts.max()),
         logits_rows=_tensor(wanted, np.int64, device),
