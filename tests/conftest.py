@@ -43,6 +43,7 @@ EXPERTS = {"num_experts_per_tok": 2, "output_router_logits": False}
 # name: (transformers' model_type, what differs from SMALL)
 TINY: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {"num_key_value_heads": 1}),
+    "llama-wide": ("llama", {"head_dim": 16}),
     "qwen2": ("qwen2", {}),
     "qwen2-sliding": ("qwen2", {"use_sliding_window": True, "sliding_window": 24, "layer_types": MIXED}),
     "qwen3": ("qwen3", {"head_dim": 32, "tie_word_embeddings": True}),

@@ -5,19 +5,8 @@ from __future__ import annotations
 import torch
 
 from . import torch_attention
+from .attention_plan import Plan, make_plan
 from .dispatch import choose
-from .torch_attention import Plan
-
-
-def make_plan(
-    block_tables: torch.Tensor,
-    context_lens: torch.Tensor,
-    query_starts: torch.Tensor,
-    cache_shape: torch.Size,
-    sliding_window: int | None = None,
-) -> Plan:
-    """What every layer of a step with the same window and cache shape has in common; see `paged_attention`."""
-    return torch_attention.make_plan(block_tables, context_lens, query_starts, cache_shape, sliding_window)
 
 
 def paged_attention(
@@ -50,7 +39,7 @@ def paged_attention(
         scale: factor of the scores.
         sliding_window: keys that a row sees at most, its own included; None: all.
         soft_cap: scores become soft_cap * tanh(score / soft_cap); None: as they are.
-        plan: `make_plan` of the same tables, if the caller has it; layers share it.
+        plan: `attention_plan.make_plan` of the same tables, if the caller has it; layers share it.
 
     Returns:
         [tokens, heads, head_dim] in the dtype of `query`.

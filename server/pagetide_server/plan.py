@@ -50,11 +50,15 @@ class ModelPlan:
     max_model_len: int
     device_bytes: int
     activation_bytes: int
-    runtime_bytes: int
-    cache_bytes: int
     block_size: int
     blocks: int
     concurrency: dict[int, int]
+    runtime_bytes: int = RUNTIME_BYTES
+
+    @property
+    def cache_bytes(self) -> int:
+        """Size of the KV cache."""
+        return self.blocks * self.block_size * self.bytes_per_token
 
 
 def main(argv: Sequence[str]) -> int:
@@ -116,19 +120,11 @@ def make_plan(config: EngineConfig, device_bytes: int, lengths: list[int] | None
 
     device = torch.device("cuda")
     hf_config = _configuration(config)
-    dtype, shape, max_model_len = (
-        dtype_of(hf_config, config, device),
-        examine(hf_config, config),
-        window(hf_config, config),
-    )
-    limits = batch_limits(config, device)
-    weights = shape.parameters * dtype.itemsize
-    activations = _activations(hf_config, shape.vocab_size, limits, dtype.itemsize)
-    token = bytes_per_token(shape.layers, dtype)
-    room = int(device_bytes * config.gpu_memory_utilization) - weights - activations - RUNTIME_BYTES
-    if config.kv_cache_memory_gib is not None:
-        room = int(config.kv_cache_memory_gib * GIB)
-    blocks = max(0, room) // (token * config.block_size)
+    dtype, shape = dtype_of(hf_config, config, device), examine(hf_config, config)
+    max_model_len = window(hf_config, config)
+    token, weights = bytes_per_token(shape.layers, dtype), shape.parameters * dtype.itemsize
+    activations = _activations(hf_config, shape.vocab_size, batch_limits(config, device), dtype.itemsize)
+    blocks = _room(config, device_bytes, weights + activations) // (token * config.block_size)
     check_room(config, blocks, token * config.block_size, max_model_len, on_gpu=True)
     return ModelPlan(
         model=config.model,
@@ -142,12 +138,17 @@ def make_plan(config: EngineConfig, device_bytes: int, lengths: list[int] | None
         max_model_len=max_model_len,
         device_bytes=device_bytes,
         activation_bytes=activations,
-        runtime_bytes=RUNTIME_BYTES,
-        cache_bytes=blocks * token * config.block_size,
         block_size=config.block_size,
         blocks=blocks,
         concurrency={n: blocks // -(-n // config.block_size) for n in lengths or _usual_lengths(max_model_len)},
     )
+
+
+def _room(config: EngineConfig, device_bytes: int, held: int) -> int:
+    """Bytes for the KV cache beside `held` bytes of weights and activations; not below 0."""
+    if config.kv_cache_memory_gib is not None:
+        return int(config.kv_cache_memory_gib * GIB)
+    return max(0, int(device_bytes * config.gpu_memory_utilization) - held - RUNTIME_BYTES)
 
 
 def _configuration(config: EngineConfig) -> Any:

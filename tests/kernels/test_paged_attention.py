@@ -7,7 +7,8 @@ import random
 import pytest
 import torch
 
-from pagetide_kernels.paged_attention import make_plan, paged_attention
+from pagetide_kernels.attention_plan import make_plan
+from pagetide_kernels.paged_attention import paged_attention
 from pagetide_kernels.reference.paged_attention import paged_attention as reference
 from pagetide_kernels.reshape_and_cache import reshape_and_cache
 

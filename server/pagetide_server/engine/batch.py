@@ -41,8 +41,7 @@ def make_batch(step: Step, block_size: int, device: torch.device) -> Batch:
         ValueError: a row computes nothing, or its sequence has too few blocks; either is a fault of the scheduler.
     """
     rows = step.rows
-    starts = np.array([row.start for row in rows])
-    counts = np.array([row.count for row in rows])
+    starts, counts = np.array([(row.start, row.count) for row in rows]).T
     if counts.min() < 1:
         raise ValueError("a row computes no token")
     contexts = starts + counts
@@ -53,23 +52,23 @@ def make_batch(step: Step, block_size: int, device: torch.device) -> Batch:
     slots = tables[of_row, positions // block_size].astype(np.int64) * block_size + positions % block_size
     tokens = np.fromiter(chain.from_iterable(_tokens(row) for row in rows), np.int64, int(query_starts[-1]))
     wanted, sampling, prompt = _wanted(rows, query_starts.tolist())
-
-    def tensor(values: object, dtype: type) -> torch.Tensor:
-        return torch.from_numpy(np.asarray(values, dtype)).to(device, non_blocking=True)
-
     return Batch(
-        input_ids=tensor(tokens, np.int64),
-        positions=tensor(positions, np.int64),
-        slots=tensor(slots, np.int64),
-        block_tables=tensor(tables, np.int32),
-        context_lens=tensor(contexts, np.int32),
-        query_starts=tensor(query_starts, np.int32),
+        input_ids=_tensor(tokens, np.int64, device),
+        positions=_tensor(positions, np.int64, device),
+        slots=_tensor(slots, np.int64, device),
+        block_tables=_tensor(tables, np.int32, device),
+        context_lens=_tensor(contexts, np.int32, device),
+        query_starts=_tensor(query_starts, np.int32, device),
         max_query_len=int(counts.max()),
         max_context_len=int(contexts.max()),
-        logits_rows=tensor(wanted, np.int64),
-        sampling=tensor(sampling, np.int64),
+        logits_rows=_tensor(wanted, np.int64, device),
+        sampling=_tensor(sampling, np.int64, device),
         prompt=prompt,
     )
+
+
+def _tensor(values: object, dtype: type, device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(np.asarray(values, dtype)).to(device, non_blocking=True)
 
 
 def _tokens(row: Row) -> list[int]:

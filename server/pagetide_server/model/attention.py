@@ -14,9 +14,9 @@ from typing import Any, Protocol
 
 import torch
 
-from pagetide_kernels.paged_attention import make_plan, paged_attention
+from pagetide_kernels.attention_plan import Plan, make_plan
+from pagetide_kernels.paged_attention import paged_attention
 from pagetide_kernels.reshape_and_cache import reshape_and_cache
-from pagetide_kernels.torch_attention import Plan
 
 from ..engine.batch import Batch
 

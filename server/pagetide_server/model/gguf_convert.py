@@ -20,8 +20,8 @@ from pagetide_spec.errors import SettingError
 
 from .gguf_file import GgufError, GgufFile, GgufTensor, read_gguf
 from .gguf_tokenizer import write_tokenizer
+from .shards import Shards
 
-SHARD_BYTES = 2 << 30
 PIECE_BLOCKS = 8192
 PLAIN = {"F32": np.float32, "F16": np.float16}
 # Kinds whose conversion is known to be right: (name at transformers). Hybrids and encoders are left out.
@@ -114,19 +114,15 @@ def config_values(file: GgufFile) -> dict[str, Any]:
     names = [t.name for t in file.tensors]
     _refuse_scaled_rope(file, names)
     table = GGUF_TO_TRANSFORMERS_MAPPING["config"]
-    renames = table.get(model_type) or table[architecture]
+    renames = {architecture: table.get(model_type) or table[architecture], "tokenizer": table["tokenizer"]}
     values: dict[str, Any] = {"model_type": model_type, "tie_word_embeddings": "output.weight" not in names}
     for key, value in file.metadata.items():
         prefix, _, rest = key.partition(".")
-        name = (
-            renames.get(rest)
-            if prefix == architecture
-            else table["tokenizer"].get(rest)
-            if prefix == "tokenizer"
-            else None
-        )
+        name = renames.get(prefix, {}).get(rest)
         if name is not None and name != -1:
             values[name] = value
+    if f"{architecture}.attention.key_length" in file.metadata:
+        values.setdefault("head_dim", file.metadata[f"{architecture}.attention.key_length"])
     values.setdefault("vocab_size", len(file.metadata["tokenizer.ggml.tokens"]))
     if model_type == "qwen3_moe":
         # llama.cpp always normalizes these weights; the file does not say so.
@@ -155,12 +151,13 @@ def _network(values: dict[str, Any]) -> tuple[Any, Any]:
 
 
 def _write_weights(file: GgufFile, network: Any, processor: Any, folder: Path) -> None:
-    shards = _Shards(folder)
+    shards, wanted = Shards(folder), network.state_dict()
     for i, (name, values) in enumerate(_tensors(file, network, processor)):
+        if tuple(wanted[name].shape) != values.shape:
+            raise Refused(f"has {name} as {values.shape}, where its settings ask for {tuple(wanted[name].shape)}")
         shards.add(name, values)
         _tell(0.3 + 0.65 * min(1.0, i / len(file.tensors)))
-    tied = set(network.all_tied_weights_keys)
-    missing = sorted(set(network.state_dict()) - set(shards.where) - tied)
+    missing = sorted(set(wanted) - set(shards.where) - set(network.all_tied_weights_keys))
     if missing:
         raise Refused(f"has no tensor for {len(missing)} weights: {', '.join(missing[:3])}")
     shards.close()
@@ -208,41 +205,6 @@ def _dequantized(tensor: GgufTensor, data: np.ndarray) -> np.ndarray:
     for i in range(0, count, PIECE_BLOCKS):
         values[i : i + PIECE_BLOCKS] = quant.dequantize_blocks(blocks[i : i + PIECE_BLOCKS])
     return values.reshape(tensor.shape)
-
-
-class _Shards:
-    """safetensors files of bounded size, with an index where there is more than one."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.where = folder, {}  # type: ignore[var-annotated]
-        self._open: dict[str, np.ndarray] = {}
-        self._files: list[Path] = []
-
-    def add(self, name: str, values: np.ndarray) -> None:
-        if self._open and sum(v.nbytes for v in self._open.values()) + values.nbytes > SHARD_BYTES:
-            self._write()
-        self._open[name] = values
-        self.where[name] = len(self._files)
-
-    def _write(self) -> None:
-        from safetensors.numpy import save_file
-
-        path = self.folder / f"part-{len(self._files)}.safetensors"
-        save_file(self._open, path, metadata={"format": "pt"})
-        self._files.append(path)
-        self._open = {}
-
-    def close(self) -> None:
-        self._write()
-        count = len(self._files)
-        if count == 1:
-            self._files[0].rename(self.folder / "model.safetensors")
-            return
-        names = [f"model-{i + 1:05}-of-{count:05}.safetensors" for i in range(count)]
-        for path, name in zip(self._files, names, strict=True):
-            path.rename(self.folder / name)
-        index = {"metadata": {}, "weight_map": {name: names[i] for name, i in self.where.items()}}
-        (self.folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1), "utf-8")
 
 
 def _generation(file: GgufFile) -> dict[str, Any]:

@@ -99,14 +99,28 @@ def window(hf_config: Any, config: EngineConfig) -> int:
         SettingError: `max_model_len` is more than the model allows.
     """
     text = hf_config.get_text_config()
-    limit = getattr(text, "max_position_embeddings", None)
+    limit, why = getattr(text, "max_position_embeddings", None), "the model allows at most"
+    if (steady := _steady_positions(text)) is not None and steady < (limit or steady + 1):
+        limit, why = steady, "beyond it the model's positions change with the longest sequence of a batch; at most"
     if limit is None:
         if config.max_model_len is None:
             raise SettingError("max_model_len", None, "the model states no window; set it")
         return config.max_model_len
     if config.max_model_len is not None and config.max_model_len > limit:
-        raise SettingError("max_model_len", config.max_model_len, f"the model allows at most {limit}")
+        raise SettingError("max_model_len", config.max_model_len, f"{why} {limit}")
     return config.max_model_len or int(limit)
+
+
+def _steady_positions(text: Any) -> int | None:
+    """Up to where a model's rotary positions do not depend on the batch, if they do at all.
+
+    "longrope" takes other frequencies for the whole batch once one position lies beyond the length of the first
+    training, so that an answer would change with its batch mates.
+    """
+    stated = getattr(text, "rope_parameters", None) or {}
+    kinds = [stated, *(v for v in stated.values() if isinstance(v, dict))]
+    lengths = [k.get("original_max_position_embeddings") for k in kinds if k.get("rope_type") == "longrope"]
+    return min((n for n in lengths if n), default=None)
 
 
 def dtype_of(hf_config: Any, config: EngineConfig, device: torch.device) -> torch.dtype:
@@ -150,22 +164,30 @@ def _load_weights(folder: Path, config: EngineConfig, dtype: torch.dtype, device
             attn_implementation=ATTENTION_NAME,
             trust_remote_code=config.trust_remote_code,
             output_loading_info=True,
+            # We say ourselves which ones.
+            ignore_mismatched_sizes=True,
             use_safetensors=True,
             local_files_only=True,
         )
     except (ValueError, RuntimeError, OSError, KeyError) as error:
         line = " ".join(str(error).split())[:300]
         raise PagetideError(f"model: {config.model!r}: loading its weights failed: {line}") from error
-    missing = sorted(info["missing_keys"])
-    if missing:
-        some = ", ".join(missing[:3]) + (" ..." if len(missing) > 3 else "")
-        raise SettingError("model", config.model, f"{len(missing)} tensors are missing in its weights: {some}")
+    _check_complete(info, config)
     if shape.relayed:
         relay(network)
     network = network.to(device).eval().requires_grad_(False)
     if device.type == "cpu":
         _own_weights(network)
     return network
+
+
+def _check_complete(info: dict[str, Any], config: EngineConfig) -> None:
+    missing = sorted(info["missing_keys"])
+    others = sorted(key[0] if isinstance(key, tuple) else key for key in info["mismatched_keys"])
+    for names, what in ((missing, "are missing in its weights"), (others, "have another size than config.json says")):
+        if names:
+            some = ", ".join(names[:3]) + (" ..." if len(names) > 3 else "")
+            raise SettingError("model", config.model, f"{len(names)} tensors {what}: {some}")
 
 
 def _own_weights(network: Any) -> None:

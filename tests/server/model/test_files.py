@@ -83,7 +83,11 @@ FAULTS = [
         lambda f: (f / "model.safetensors").write_bytes(b"no"), "cut short or no safetensors", id="not weights"
     ),
     pytest.param(own_code, "set trust_remote_code", id="code of its own, not trusted"),
-    pytest.param(lambda f: edit_json(f / "config.json", hidden_size=32), "", id="weights of another size"),
+    pytest.param(
+        lambda f: edit_json(f / "config.json", intermediate_size=32),
+        "9 tensors have another size than config.json says",
+        id="weights of another size",
+    ),
 ]
 
 

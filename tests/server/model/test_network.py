@@ -88,6 +88,23 @@ def test_a_window_beyond_the_model_is_refused_with_both_numbers() -> None:
         window(make("llama", max_position_embeddings=512), EngineConfig(max_model_len=1000))
 
 
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "original_max_position_embeddings": 64,
+    "short_factor": [1.0] * 8,
+    "long_factor": [2.0] * 8,
+}
+
+
+def test_positions_that_change_with_the_batch_end_the_window_earlier() -> None:
+    lengths = {"max_position_embeddings": 256, "original_max_position_embeddings": 64}
+    config = make("phi3", rope_parameters=LONGROPE, pad_token_id=0, **lengths)
+    assert window(config, EngineConfig()) == 64
+    with pytest.raises(SettingError, match="longest sequence of a batch; at most 64"):
+        window(config, EngineConfig(max_model_len=65))
+
+
 @pytest.mark.parametrize(
     ("asked", "device", "found"),
     [
