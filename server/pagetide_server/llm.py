@@ -141,6 +141,8 @@ class LLM:
 
     def close(self) -> None:
         """Free the model and its KV cache; closing twice is no error."""
+        if self._core is not None:
+            self._core.close()
         self._core = None
 
     def __enter__(self) -> LLM:

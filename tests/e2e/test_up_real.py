@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import concurrent.futures
-import importlib.util
 import json
 import os
 import re
@@ -17,23 +16,12 @@ ROOT = Path(__file__).parents[2]
 LOAD_S = 120  # torch alone takes tens of seconds to import on a busy machine
 
 
-@pytest.fixture(scope="session")
-def tiny_llama(tmp_path_factory) -> Path:
-    """A folder with a tiny random Llama, made by the server's tests."""
-    spec = importlib.util.spec_from_file_location("tiny_models", ROOT / "tests" / "server" / "conftest.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    folder = tmp_path_factory.mktemp("tiny-llama")
-    module.save_tiny_model("llama", folder)
-    return folder
-
-
 @pytest.fixture
-def up(run, manifest, tiny_llama, until):
+def up(run, manifest, tiny_model, until):
     """A running `pagetide up` with the tiny model under the name `tiny`, ready."""
     file = manifest(
         "tiny",
-        model={"uri": f"file://{tiny_llama}"},
+        model={"uri": f"file://{tiny_model('llama')}"},
         engine={"kvCacheMemoryGib": 0.05, "swapSpaceGib": 0, "maxModelLen": 256},
         drainSeconds=10,
     )
@@ -91,7 +79,7 @@ def test_a_killed_engine_is_replaced_and_the_reason_told(up, until):
 
 @pytest.mark.slow
 def test_a_setting_that_only_the_server_can_refuse_ends_with_its_words(run, manifest, tiny_llama):
-    file = manifest("tiny", model={"uri": f"file://{tiny_llama}"}, engine={"maxModelLen": 100_000})
+    file = manifest("tiny", model={"uri": f"file://{tiny_model('llama')}"}, engine={"maxModelLen": 100_000})
     one = run("-m", "pagetide_cli.main", "up", "--port=0", file)
     assert one.process.wait(LOAD_S) == 2, one.text
     assert "100000" in one.text

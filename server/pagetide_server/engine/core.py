@@ -68,6 +68,9 @@ class Compiler(Protocol):
     def compile(self, structure: Structure) -> Compilation:
         """Start to compile; never raises."""
 
+    def close(self) -> None:
+        """Drop what waits to be compiled."""
+
 
 @dataclasses.dataclass(slots=True)
 class _Open:
@@ -162,6 +165,10 @@ class EngineCore:
             tokens=step.num_tokens,
             sequences=len(step.rows),
         )
+
+    def close(self) -> None:
+        """End the threads that compile grammars."""
+        self._compiler.close()
 
     def stats(self) -> EngineStats:
         """State and totals as of now."""

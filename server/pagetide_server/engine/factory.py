@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -37,16 +36,13 @@ def create_core(config: EngineConfig, progress: Callable[[str, float], None]) ->
     eos = frozenset(loaded.eos_token_ids)
     compiler = StructureCompiler(Tokenizer.load(config), eos)
     compiler.warm_up()
-    core = EngineCore(
+    return EngineCore(
         Scheduler(limits, _log_block_event if config.log_blocks else None),
         Runner(loaded, limits.num_blocks, limits.num_swap_blocks, limits.block_size),
         Sampler(loaded.vocab_size, loaded.device, eos_token_ids=eos, seed=config.seed),
         compiler,
         ready,
     )
-    # What is loaded lives as long as the engine: a collection that walks it all would only delay a step.
-    gc.freeze()
-    return core
 
 
 def scheduler_config(config: EngineConfig, loaded: LoadedModel) -> SchedulerConfig:

@@ -7,6 +7,7 @@ thread of its own sends a heartbeat every second, so that a long step is not tak
 from __future__ import annotations
 
 import ctypes
+import gc
 import importlib
 import logging
 import os
@@ -219,6 +220,8 @@ def serve(core: Core, inbox: Inbox, outbox: Outbox, heart: Callable[[Loop], Hear
     """Run the loop to its end; the exit code."""
     loop = Loop(core, inbox, outbox)
     heart(loop).start()
+    # What is loaded lives as long as the process: a garbage collection that walks it all would only delay a step.
+    gc.freeze()
     try:
         loop.run()
     except Exception as error:
