@@ -78,7 +78,7 @@ def test_a_killed_engine_is_replaced_and_the_reason_told(up, until):
 
 
 @pytest.mark.slow
-def test_a_setting_that_only_the_server_can_refuse_ends_with_its_words(run, manifest, tiny_llama):
+def test_a_setting_that_only_the_server_can_refuse_ends_with_its_words(run, manifest, tiny_model):
     file = manifest("tiny", model={"uri": f"file://{tiny_model('llama')}"}, engine={"maxModelLen": 100_000})
     one = run("-m", "pagetide_cli.main", "up", "--port=0", file)
     assert one.process.wait(LOAD_S) == 2, one.text
