@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
+import json
 import re
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -18,9 +20,10 @@ from .errors import ResourceError, SettingError
 from .flags import camel_of, camel_to_snake
 from .names import ANNOTATION_PAUSED, API_VERSION, KIND, MAX_SERVICE_NAME_LENGTH
 from .schema import Schema, spec_schema
-from .validation import problems_of, unknown_fields, with_defaults
+from .validation import problems_of, unknown_fields, with_defaults, without_defaults
 
 _DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+_NOT_ABOUT_PODS = {"replicas", "autoscaling", "rollout"}
 _ENVELOPE: Schema = {"properties": {k: {} for k in ("apiVersion", "kind", "metadata", "spec", "status")}}
 
 
@@ -109,6 +112,8 @@ class InferenceService:
         engine: EngineConfig field names to values, only what the resource sets.
         replicas: None where `autoscaling` is set.
         resources, template: as in the manifest.
+        fingerprint: hash of what was chosen about the pods; defaults and numbers of replicas do not count, so that a
+            later version's new field changes nothing.
         paused: the operator leaves the children alone.
     """
 
@@ -129,6 +134,7 @@ class InferenceService:
     rollout: Rollout
     drain_seconds: int
     startup_seconds: int
+    fingerprint: str
     paused: bool = False
 
 
@@ -242,8 +248,15 @@ def _built(metadata: Mapping[str, Any], spec: Mapping[str, Any]) -> InferenceSer
         rollout=Rollout(spec["rollout"]["maxSurge"], spec["rollout"]["maxUnavailable"]),
         drain_seconds=spec["drainSeconds"],
         startup_seconds=spec["startupSeconds"],
+        fingerprint=_fingerprint(spec),
         paused=str(annotations.get(ANNOTATION_PAUSED, "")).lower() == "true",
     )
+
+
+def _fingerprint(spec: Mapping[str, Any]) -> str:
+    chosen = without_defaults(_schema(), spec)
+    about_pods = {k: v for k, v in chosen.items() if k not in _NOT_ABOUT_PODS}
+    return hashlib.sha256(json.dumps(about_pods, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _model(model: Mapping[str, Any], name: str) -> ModelSource:
