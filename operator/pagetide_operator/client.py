@@ -29,7 +29,7 @@ class ApiError(Exception):
     @property
     def is_temporary(self) -> bool:
         """Whether the same request may succeed later with nothing changed by anybody."""
-        return self.code in (0, 409, 429) or self.code >= 500
+        return self.code in (0, 409, 429, 502, 503, 504)
 
 
 def load_configuration() -> kubernetes.client.Configuration:

@@ -5,7 +5,7 @@ Only `on.event` handlers: kopf keeps no state in the objects for them, so it wri
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import kopf
@@ -17,6 +17,10 @@ from .work import WorkQueue
 
 # A watch ends and starts anew after so many seconds even if all is quiet: kopf's streams can die without a sign.
 WATCH_SECONDS = 300
+
+
+# (kind, event): what becomes of a watch event.
+Saw = Callable[[str, Mapping[str, Any]], object]
 
 
 class Sight:
@@ -36,13 +40,13 @@ class Sight:
 
 
 def registry_for(
-    sight: Sight, versions: Mapping[str, str], configuration: kubernetes.client.Configuration
+    saw: Saw, versions: Mapping[str, str], configuration: kubernetes.client.Configuration
 ) -> kopf.OperatorRegistry:
     """kopf's handlers: one for each watched kind, and the login."""
     registry = kopf.OperatorRegistry()
     for name, version in versions.items():
         if BY_NAME[name].is_watched:
-            _watch(registry, sight, BY_NAME[name], version)
+            _watch(registry, saw, BY_NAME[name], version)
 
     @kopf.on.login(registry=registry)
     async def login(**_: Any) -> kopf.ConnectionInfo:
@@ -51,10 +55,10 @@ def registry_for(
     return registry
 
 
-def _watch(registry: kopf.OperatorRegistry, sight: Sight, kind: Kind, version: str) -> None:
+def _watch(registry: kopf.OperatorRegistry, saw: Saw, kind: Kind, version: str) -> None:
     @kopf.on.event(*_selector(kind, version), registry=registry, id=f"saw-{kind.plural}")
-    async def saw(event: Any, **_: Any) -> None:
-        sight.saw(kind.name, event)
+    async def handle(event: Any, **_: Any) -> None:
+        saw(kind.name, {"type": event["type"], "object": dict(event["object"])})
 
 
 def _selector(kind: Kind, version: str) -> tuple[str, str, str]:

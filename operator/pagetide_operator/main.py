@@ -23,7 +23,7 @@ def main(argv: Sequence[str]) -> int:
     """Run; returns 0 after SIGTERM or Ctrl-C, 1 when it cannot go on, 2 for a wrong call."""
     args = parser().parse_args(argv)
     logging.basicConfig(level=args.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    logging.getLogger("kopf").setLevel(max(logging.WARNING, logging.getLogger().level))
+    logging.getLogger("kopf").setLevel(max(logging.ERROR, logging.getLogger().level))
     try:
         configuration = load_configuration()
     except kubernetes.config.ConfigException as error:

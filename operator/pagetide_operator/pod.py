@@ -67,10 +67,18 @@ def pod_template(service: InferenceService, default_image: str) -> Manifest:
     """`spec.template` of the Deployment. The hash in it tells pods of this template from older ones."""
     given = service.template
     spec = merged(_pod_spec(service, default_image), {k: given[k] for k in _POD_LEVEL if k in given})
+    for container in [*spec.get("initContainers", []), *spec["containers"]]:
+        container["resources"] = quantities(container.get("resources", {}))
     metadata: Manifest = {"labels": {**given.get("labels", {}), **labels_of(service)}}
     template = {"metadata": metadata, "spec": spec}
     metadata["annotations"] = {**given.get("annotations", {}), ANNOTATION_TEMPLATE_HASH: digest(template)}
     return template
+
+
+def quantities(resources: Mapping[str, Any]) -> Manifest:
+    """Resources with every amount as text: server-side apply before Kubernetes 1.22 takes no number there."""
+    texts = {k: {n: str(v) for n, v in resources[k].items()} for k in ("limits", "requests") if k in resources}
+    return {**resources, **texts}
 
 
 def digest(value: Any) -> str:

@@ -10,8 +10,9 @@ import logging
 import os
 import signal
 import socket
+import threading
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
 import kopf
@@ -129,15 +130,27 @@ class Operator:
         await self.stop.wait()
 
     async def _watch(self) -> None:
-        names = self._options.namespaces
-        await kopf.operator(
-            registry=registry_for(self._sight, self._versions, self._configuration),
+        """Run kopf in a thread of its own: at its end it cancels every task of its loop, ours would be among them."""
+        loop = asyncio.get_running_loop()
+
+        def saw(kind: str, event: Mapping[str, Any]) -> None:
+            loop.call_soon_threadsafe(self._sight.saw, kind, event)
+
+        registry = registry_for(saw, self._versions, self._configuration)
+        stop, names = threading.Event(), self._options.namespaces
+        operator = kopf.operator(
+            registry=registry,
             settings=settings_for(self._versions),
             standalone=True,
             clusterwide=not names,
             namespaces=names,
-            stop_flag=self.stop,
+            stop_flag=stop,
         )
+        try:
+            await asyncio.to_thread(asyncio.run, operator)
+        finally:
+            stop.set()
+        raise OperatorError("the watches have ended")
 
     async def _relist_for_ever(self) -> None:
         while True:

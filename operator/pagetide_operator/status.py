@@ -16,6 +16,7 @@ from .rollout import is_one_by_one, is_rolling, template_hash
 Object = Mapping[str, Any]
 Status = dict[str, Any]
 
+ONE_BY_ONE = Failure("ReplacingOneByOne", "no device is free for a surge pod: one pod is replaced at a time")
 _MESSAGE_LENGTH = 1000
 
 
@@ -82,7 +83,7 @@ def ready_verdict(service: InferenceService, children: Children, wanted: int, tr
     """Ready: enough replicas answer, and none of the current version fails."""
     ready = _counts(children.deployment)["readyReplicas"]
     serving = f"; {ready} of {wanted} replicas serve" if ready else ""
-    failure = trouble or worst_failure(_current_pods(children), children.deployment)
+    failure = _failure(service, children, trouble)
     if wanted == 0:
         wakes = service.autoscaling is not None
         return Verdict("Ready", wakes, "ScaledToZero", "the next request wakes it" if wakes else "replicas is 0")
@@ -96,21 +97,29 @@ def ready_verdict(service: InferenceService, children: Children, wanted: int, tr
 def progressing_verdict(service: InferenceService, children: Children, wanted: int, trouble: Failure | None) -> Verdict:
     """Progressing: what was asked for is not there yet, and nothing stands in the way."""
     deployment = children.deployment
-    failure = trouble or worst_failure(_current_pods(children), deployment)
+    failure = _failure(service, children, trouble)
     if service.paused:
         return Verdict("Progressing", False, "Paused", "the operator leaves the children alone while it is paused")
     if failure is not None:
-        return Verdict("Progressing", False, failure.reason, failure.message)
+        return Verdict("Progressing", failure == ONE_BY_ONE, failure.reason, failure.message)
     if deployment is None:
         return Verdict("Progressing", True, "Starting", "the Deployment is being made")
     if is_one_by_one(service, deployment):
-        text = "no device is free for a surge pod: one pod is replaced at a time"
-        return Verdict("Progressing", True, "ReplacingOneByOne", text)
+        return Verdict("Progressing", True, ONE_BY_ONE.reason, ONE_BY_ONE.message)
     if is_rolling(deployment):
         return Verdict("Progressing", True, "RollingOut", "pods of the new version replace the old ones")
     if _counts(deployment)["readyReplicas"] < wanted:
         return Verdict("Progressing", True, "Starting", "replicas are starting")
     return Verdict("Progressing", False, "Complete", "all replicas are as they should be")
+
+
+def _failure(service: InferenceService, children: Children, trouble: Failure | None) -> Failure | None:
+    """What is in the way. A new pod without a device is no fault any more once an old one makes room for it."""
+    found = trouble or worst_failure(_current_pods(children), children.deployment)
+    deployment = children.deployment
+    if found and found.reason == "Unschedulable" and deployment and is_one_by_one(service, deployment):
+        return ONE_BY_ONE
+    return found
 
 
 def _enough(service: InferenceService, wanted: int) -> int:
