@@ -4,6 +4,8 @@ import os
 
 import pytest
 
+from pagetide_spec.names import API_VERSION, KIND
+
 VARIABLE = "PAGETIDE_TEST_KUBECONFIG"
 _HOW = (
     f"set {VARIABLE} to the kubeconfig of any cluster (kind, k3s, minikube), or, beside the lab and as root: "
@@ -16,6 +18,7 @@ def pytest_configure(config):
     config.stash[_left_out] = []
 
 
+@pytest.hookimpl(trylast=True)  # what was deselected is not missed
 def pytest_collection_modifyitems(config, items):
     if os.environ.get(VARIABLE):
         return
@@ -30,3 +33,15 @@ def pytest_terminal_summary(terminalreporter, config):
     if count:
         terminalreporter.section("left out")
         terminalreporter.line(f"{count} tests need a Kubernetes control plane: {_HOW}.")
+
+
+@pytest.fixture
+def service():
+    """Make an InferenceService as the API server would hand it out: `service(name=..., status=..., **spec)`."""
+
+    def make(name="llm", status=None, annotations=None, **spec):
+        metadata = {"name": name, "namespace": "ns", "uid": "uid-1", "generation": 2, "resourceVersion": "7"}
+        out = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {**metadata, "annotations": annotations or {}}}
+        return out | {"spec": {"model": {"uri": "hf://org/name"}} | spec, "status": status or {}}
+
+    return make
