@@ -46,6 +46,12 @@ def load_configuration() -> kubernetes.client.Configuration:
     return configuration
 
 
+def authorization(configuration: kubernetes.client.Configuration) -> str | None:
+    """The Authorization header, if any; asked for each time, since a service account's token is renewed on the way."""
+    found = configuration.auth_settings().get("BearerToken")
+    return str(found["value"]) if found else None
+
+
 class Client:
     """JSON requests to one API server."""
 
@@ -81,7 +87,7 @@ class Client:
             ) as reply:
                 return _checked(reply.status, await reply.read())
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise ApiError(0, "Unreachable", f"no answer from the API server: {error!r}") from error
+            raise ApiError(0, "Unreachable", f"no answer from the API server: {type(error).__name__}") from error
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
@@ -91,9 +97,8 @@ class Client:
         return self._session
 
     def _identity(self) -> dict[str, str]:
-        """Read for each request: the client renews a service account's token on the way."""
-        token = self._configuration.get_api_key_with_prefix("authorization")
-        return {"Authorization": token} if token else {}
+        header = authorization(self._configuration)
+        return {"Authorization": header} if header else {}
 
 
 def _checked(code: int, text: bytes) -> dict[str, Any]:

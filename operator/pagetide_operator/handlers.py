@@ -11,12 +11,15 @@ from typing import Any
 import kopf
 import kubernetes.client
 
+from .client import authorization
 from .kinds import BY_NAME, CHILD_SELECTOR, RESOURCE, Kind
 from .store import Store
 from .work import WorkQueue
 
 # A watch ends and starts anew after so many seconds even if all is quiet: kopf's streams can die without a sign.
 WATCH_SECONDS = 300
+# Soon back after an outage, however long it was.
+RETRY_SECONDS = (1, 2, 3)
 
 
 # (kind, event): what becomes of a watch event.
@@ -72,6 +75,7 @@ def settings_for(versions: Mapping[str, str]) -> kopf.OperatorSettings:
     settings.posting.enabled = False
     settings.peering.standalone = True
     settings.scanning.disabled = True
+    settings.networking.error_backoffs = RETRY_SECONDS
     settings.watching.server_timeout = WATCH_SECONDS
     settings.watching.client_timeout = WATCH_SECONDS + 10
     for name, version in versions.items():
@@ -82,7 +86,7 @@ def settings_for(versions: Mapping[str, str]) -> kopf.OperatorSettings:
 
 def connection_of(configuration: kubernetes.client.Configuration) -> kopf.ConnectionInfo:
     """The kubernetes client's identity in kopf's words; asked again when the server no longer takes it."""
-    scheme, _, token = (configuration.get_api_key_with_prefix("authorization") or "").partition(" ")
+    scheme, _, token = (authorization(configuration) or "").partition(" ")
     return kopf.ConnectionInfo(
         server=configuration.host,
         ca_path=configuration.ssl_ca_cert or None,

@@ -199,11 +199,11 @@ def run_operator(cluster, kubeconfig, tmp_path):
     """Start operators for the test's namespace; they end with the test."""
     running = []
 
-    def run(*flags, config=None):
+    def run(*flags, config=None, everywhere=False):
         log = tmp_path / f"operator-{len(running)}.log"
-        scope = f"--namespace={cluster.namespace}"
+        scope = [] if everywhere else [f"--namespace={cluster.namespace}"]
         election = [] if any("lease" in f for f in flags) else ["--no-leader-election"]
-        running.append(Process(config or kubeconfig, log, scope, *election, *flags))
+        running.append(Process(config or kubeconfig, log, *scope, *election, *flags))
         return running[-1]
 
     yield run
@@ -220,8 +220,19 @@ def operator(run_operator):
     return run_operator()
 
 
-def kubeconfig_with(configuration, token=None, server=None):
-    """A kubeconfig's text for the same cluster under another identity or address."""
+@pytest.fixture
+def other_kubeconfig(kubeconfig, tmp_path):
+    """Write a kubeconfig for the same cluster under another identity or address; returns its path."""
+
+    def write(name, **changes):
+        path = tmp_path / name
+        path.write_text(_kubeconfig_with(configuration_of(kubeconfig), **changes))
+        return path
+
+    return write
+
+
+def _kubeconfig_with(configuration, token=None, server=None):
     cluster = {"server": server or configuration.host, "certificate-authority": configuration.ssl_ca_cert}
     user = {"token": token} if token else {}
     if not token:
