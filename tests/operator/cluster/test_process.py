@@ -145,16 +145,16 @@ async def create_many(cluster, count):
         await asyncio.gather(*(create(i) for i in range(start, min(start + 20, count))))
 
 
-async def settled(cluster, count):
-    """Whether all services but the broken one have their children, and all a status."""
-    found = await cluster.list(KIND)
-    reasons = [c["reason"] for o in found for c in o.get("status", {}).get("conditions", []) if c["type"] == "Ready"]
-    return reasons.count("ScaledToZero") == count - 1 and reasons.count("InvalidSpec") == 1
+async def settled(cluster, count, condition="Ready", reason="ScaledToZero"):
+    """Whether all services but the broken one have this reason for that condition, and that one says why not."""
+    conditions = [c for o in await cluster.list(KIND) for c in o.get("status", {}).get("conditions", [])]
+    reasons = [c["reason"] for c in conditions if c["type"] == condition]
+    return reasons.count(reason) == count - 1 and reasons.count("InvalidSpec") == 1
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-async def test_hundreds_of_services_at_once_and_at_rest(cluster, run_operator, record_property):
+async def test_hundreds_of_services_at_once_and_at_rest(cluster, run_operator):
     """200 at once converge, one broken among them; 500 at rest cost next to nothing and no write."""
     process = run_operator()
     began = time.monotonic()
@@ -163,8 +163,8 @@ async def test_hundreds_of_services_at_once_and_at_rest(cluster, run_operator, r
     converged = time.monotonic() - began
     for i in range(200, 500, 20):
         await asyncio.gather(*(cluster.create(cluster.manifest(f"llm-{j}", replicas=0)) for j in range(i, i + 20)))
-    await cluster.until(lambda: settled(cluster, 500), 300)
-    await asyncio.sleep(5)
+    # The cluster's own controllers are slower than the operator: they must have come to rest, too.
+    await cluster.until(lambda: settled(cluster, 500, "Progressing", "Complete"), 300)
     versions, used, began = await versions_of(cluster), process.cpu_seconds(), time.monotonic()
     await asyncio.sleep(60)
     share = (process.cpu_seconds() - used) / (time.monotonic() - began)
