@@ -41,16 +41,20 @@ def custom_resource_definition(rules: bool = True) -> dict[str, Any]:
         "spec": {
             "group": GROUP,
             "scope": "Namespaced",
-            "names": {
-                "kind": KIND,
-                "listKind": f"{KIND}List",
-                "plural": PLURAL,
-                "singular": SINGULAR,
-                "shortNames": [SHORT_NAME],
-                "categories": ["all"],
-            },
+            "names": _names(),
             "versions": [version],
         },
+    }
+
+
+def _names() -> dict[str, Any]:
+    return {
+        "kind": KIND,
+        "listKind": f"{KIND}List",
+        "plural": PLURAL,
+        "singular": SINGULAR,
+        "shortNames": [SHORT_NAME],
+        "categories": ["all"],
     }
 
 
@@ -99,25 +103,25 @@ def _columns() -> list[dict[str, Any]]:
     ]
 
 
+def _condition_schema() -> Schema:
+    fields = {
+        "type": text(f"One of {', '.join(CONDITION_TYPES)}."),
+        "status": text("Whether it holds.", enum=["True", "False", "Unknown"]),
+        "reason": text("Why, in one word for programs."),
+        "message": text("Why, in a sentence for people."),
+        "lastTransitionTime": text("When status last changed.", format="date-time"),
+        "observedGeneration": whole("Generation of the resource that this is about.", format="int64"),
+    }
+    return record("One condition.", fields, required=["type", "status", "reason", "message", "lastTransitionTime"])
+
+
 def status_schema() -> Schema:
     """The schema of `status`."""
-    condition = record(
-        "One condition.",
-        {
-            "type": text(f"One of {', '.join(CONDITION_TYPES)}."),
-            "status": text("Whether it holds.", enum=["True", "False", "Unknown"]),
-            "reason": text("Why, in one word for programs."),
-            "message": text("Why, in a sentence for people."),
-            "lastTransitionTime": text("When status last changed.", format="date-time"),
-            "observedGeneration": whole("Generation of the resource that this is about.", format="int64"),
-        },
-        required=["type", "status", "reason", "message", "lastTransitionTime"],
-    )
     capacity = {
         "kvTokens": whole("Tokens that the KV caches of all ready replicas hold.", format="int64"),
         "maxConcurrency": whole("Sequences that all ready replicas may run at once."),
     }
-    conditions = listing("What is so, and why.", condition)
+    conditions = listing("What is so, and why.", _condition_schema())
     conditions |= {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}
     fields = {
         "conditions": conditions,

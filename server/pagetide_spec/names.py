@@ -24,7 +24,14 @@ LABEL_INSTANCE = "app.kubernetes.io/instance"
 LABEL_COMPONENT = "app.kubernetes.io/component"
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
 LABEL_SERVICE = f"{GROUP}/inferenceservice"
+LABEL_SCRAPED = f"{GROUP}/scraped"
 ANNOTATION_PAUSED = f"{GROUP}/paused"
+# On a child: what it was last applied from. On a Deployment, too: the fingerprint of the spec that its pods were made
+# for, and their template. On a pod: which template it was made from.
+ANNOTATION_APPLIED = f"{GROUP}/applied"
+ANNOTATION_FINGERPRINT = f"{GROUP}/fingerprint"
+ANNOTATION_TEMPLATE = f"{GROUP}/template"
+ANNOTATION_TEMPLATE_HASH = f"{GROUP}/template-hash"
 APP_NAME = "pagetide"
 
 # A Service's name is a DNS label (RFC 1123).

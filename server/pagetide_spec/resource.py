@@ -7,21 +7,21 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import re
+import hashlib
+import json
 from collections.abc import Mapping
 from typing import Any, Literal
 
-import yaml
-
 from .config import EngineConfig
+from .envelope import envelope_problems, name_problems
+from .envelope import load_documents as load_documents
 from .errors import ResourceError, SettingError
 from .flags import camel_of, camel_to_snake
-from .names import ANNOTATION_PAUSED, API_VERSION, KIND, MAX_SERVICE_NAME_LENGTH
+from .names import ANNOTATION_PAUSED
 from .schema import Schema, spec_schema
-from .validation import problems_of, unknown_fields, with_defaults
+from .validation import problems_of, unknown_fields, with_defaults, without_defaults
 
-_DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
-_ENVELOPE: Schema = {"properties": {k: {} for k in ("apiVersion", "kind", "metadata", "spec", "status")}}
+_NOT_ABOUT_PODS = {"replicas", "autoscaling", "rollout"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,6 +109,8 @@ class InferenceService:
         engine: EngineConfig field names to values, only what the resource sets.
         replicas: None where `autoscaling` is set.
         resources, template: as in the manifest.
+        fingerprint: hash of what was chosen about the pods; defaults and numbers of replicas do not count, so that a
+            later version's new field changes nothing.
         paused: the operator leaves the children alone.
     """
 
@@ -129,6 +131,7 @@ class InferenceService:
     rollout: Rollout
     drain_seconds: int
     startup_seconds: int
+    fingerprint: str
     paused: bool = False
 
 
@@ -143,9 +146,9 @@ def parse(manifest: Mapping[str, Any], source: str = "") -> InferenceService:
     Raises:
         ResourceError: with every problem found, each with its path, value and way out.
     """
-    _refuse(_envelope_problems(manifest), source)
+    _refuse(envelope_problems(manifest), source)
     metadata, spec = manifest["metadata"], with_defaults(_schema(), manifest["spec"])
-    _refuse(_name_problems(metadata.get("name")) + problems_of(_schema(), spec, "spec"), source)
+    _refuse(name_problems(metadata.get("name")) + problems_of(_schema(), spec, "spec"), source)
     _refuse(_engine_problems(spec), source)
     return _built(metadata, spec)
 
@@ -159,57 +162,9 @@ def dropped_fields(last_applied: Mapping[str, Any]) -> list[SettingError]:
     return unknown_fields(_schema(), spec, "spec") if isinstance(spec, Mapping) else []
 
 
-def load_documents(text: str, source: str) -> list[dict[str, Any]]:
-    """The InferenceService manifests of a YAML text; empty documents are skipped.
-
-    Raises:
-        ResourceError: not YAML, nothing in it, or something else than an InferenceService of our version.
-    """
-    try:
-        documents = [d for d in yaml.safe_load_all(text) if d is not None]
-    except yaml.YAMLError as error:
-        raise ResourceError([SettingError("document", None, f"not YAML: {_one_line(error)}")], source) from None
-    if not documents:
-        raise ResourceError([SettingError("document", None, f"holds no {KIND}")], source)
-    _refuse([p for d in documents for p in _envelope_problems(d)], source)
-    return documents
-
-
-def _one_line(error: yaml.YAMLError) -> str:
-    return " ".join(str(error).split())
-
-
 def _refuse(problems: list[SettingError], source: str) -> None:
     if problems:
         raise ResourceError(problems, source)
-
-
-def _envelope_problems(manifest: Any) -> list[SettingError]:
-    if not isinstance(manifest, Mapping):
-        return [SettingError("document", manifest, f"must be a mapping with kind: {KIND}")]
-    out = []
-    for field, right in (("apiVersion", API_VERSION), ("kind", KIND)):
-        if manifest.get(field) != right:
-            out.append(SettingError(field, manifest.get(field), f"must be {right}"))
-    if out:
-        return out
-    out = unknown_fields(_ENVELOPE, manifest, "")
-    for field in ("metadata", "spec"):
-        if not isinstance(manifest.get(field), Mapping):
-            out.append(SettingError(field, manifest.get(field), "must be a mapping"))
-    return [p.renamed(p.field.removeprefix(".")) for p in out]
-
-
-def _name_problems(name: Any) -> list[SettingError]:
-    if not isinstance(name, str) or not name:
-        return [SettingError("metadata.name", name, "is required")]
-    if len(name) > MAX_SERVICE_NAME_LENGTH:
-        problem = f"has {len(name)} characters; at most {MAX_SERVICE_NAME_LENGTH} fit into the names of its children"
-        return [SettingError("metadata.name", name, problem)]
-    if not _DNS_LABEL.fullmatch(name):
-        problem = "must be a DNS label: a lower-case letter, then letters, digits and dashes, and no dash at the end"
-        return [SettingError("metadata.name", name, problem)]
-    return []
 
 
 def _engine_problems(spec: Mapping[str, Any]) -> list[SettingError]:
@@ -242,8 +197,15 @@ def _built(metadata: Mapping[str, Any], spec: Mapping[str, Any]) -> InferenceSer
         rollout=Rollout(spec["rollout"]["maxSurge"], spec["rollout"]["maxUnavailable"]),
         drain_seconds=spec["drainSeconds"],
         startup_seconds=spec["startupSeconds"],
+        fingerprint=_fingerprint(spec),
         paused=str(annotations.get(ANNOTATION_PAUSED, "")).lower() == "true",
     )
+
+
+def _fingerprint(spec: Mapping[str, Any]) -> str:
+    chosen = without_defaults(_schema(), spec)
+    about_pods = {k: v for k, v in chosen.items() if k not in _NOT_ABOUT_PODS}
+    return hashlib.sha256(json.dumps(about_pods, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _model(model: Mapping[str, Any], name: str) -> ModelSource:

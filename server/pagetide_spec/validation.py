@@ -43,16 +43,39 @@ def with_defaults(schema: Schema, value: Any) -> Any:
     return copy.deepcopy(value)
 
 
+def without_defaults(schema: Schema, value: Any) -> Any:
+    """A copy of `value` without what `with_defaults` would fill in: what somebody has chosen."""
+    if not isinstance(value, Mapping) or "properties" not in schema:
+        return copy.deepcopy(value)
+    out = {}
+    for name, child in value.items():
+        known = schema["properties"].get(name, {})
+        chosen = without_defaults(known, child)
+        if "default" in known and child == with_defaults(known, known["default"]):
+            continue
+        out[name] = chosen
+    return out
+
+
 def problems_of(schema: Schema, value: Any, path: str) -> list[SettingError]:
     """Every fault of `value`, each under the path of its field below `path`.
 
     Rules over several fields are checked only where the schema holds, since they rely on it.
     """
-    validator = jsonschema.Draft4Validator(_with_types(schema))
-    found = [e for error in validator.iter_errors(value) for e in _translated(error, path)]
+    found = [e for error in _validator(schema).iter_errors(value) for e in _translated(error, path)]
     found += unknown_fields(schema, value, path)
     found += _beyond_format(schema, value, path)
     return found or list(_broken_rules(value, path))
+
+
+_VALIDATORS: dict[int, tuple[Schema, Any]] = {}
+
+
+def _validator(schema: Schema) -> Any:
+    """The validator of `schema`, made once: an operator checks the same schema thousands of times."""
+    if id(schema) not in _VALIDATORS:
+        _VALIDATORS[id(schema)] = (schema, jsonschema.Draft4Validator(_with_types(schema)))
+    return _VALIDATORS[id(schema)][1]
 
 
 def unknown_fields(schema: Schema, value: Any, path: str) -> list[SettingError]:

@@ -1,0 +1,169 @@
+"""What the operator does to the cluster: the only file that reads and writes objects."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+from collections.abc import Mapping
+from typing import Any
+
+from pagetide_spec.names import API_VERSION, FIELD_MANAGER, KIND, PLURAL
+
+from .client import ApiError, Client
+from .kinds import BY_NAME, CHILD_SELECTOR, RESOURCE, Kind, collection_path, group_path
+from .plan import Delete
+
+Object = Mapping[str, Any]
+
+_APPLY = "application/apply-patch+yaml"
+_MERGE = "application/merge-patch+json"
+_PAGE = "500"
+
+
+class NameTaken(Exception):
+    """An object of that name exists and is not ours; it is left alone."""
+
+
+async def discover(client: Client, kind: Kind) -> str | None:
+    """The first of the kind's versions that this cluster has, or None."""
+    for version in kind.versions:
+        try:
+            found = await client.request("GET", group_path(version))
+        except ApiError as error:
+            if error.code == 404:
+                continue
+            raise
+        if any(r["name"] == kind.plural for r in found.get("resources", [])):
+            return version
+    return None
+
+
+async def listed(client: Client, kind: Kind, version: str, namespace: str | None) -> list[Object]:
+    """All objects of a kind that concern us, page by page."""
+    query = {"limit": _PAGE} if kind is RESOURCE else {"limit": _PAGE, "labelSelector": CHILD_SELECTOR}
+    out: list[Object] = []
+    while True:
+        page = await client.request("GET", collection_path(version, kind.plural, namespace), query)
+        out += [{"apiVersion": version, "kind": kind.name, **item} for item in page.get("items", [])]
+        token = page.get("metadata", {}).get("continue")
+        if not token:
+            return out
+        query = {**query, "continue": token}
+
+
+async def apply(client: Client, manifest: Object) -> Object:
+    """Server-side apply of one manifest: what the server made of it.
+
+    Raises:
+        ApiError: refused.
+    """
+    query = {"fieldManager": FIELD_MANAGER, "force": "true"}
+    return await client.request("PATCH", _path_of(manifest), query, dict(manifest), _APPLY)
+
+
+async def apply_new(client: Client, manifest: Object, uid: str) -> Object:
+    """The same for something that nobody has seen yet, unless it is there and not controlled by `uid`.
+
+    Raises:
+        NameTaken: it is somebody else's.
+        ApiError: refused.
+    """
+    try:
+        found = await client.request("GET", _path_of(manifest))
+    except ApiError as error:
+        if error.code != 404:
+            raise
+        return await apply(client, manifest)
+    owners = found["metadata"].get("ownerReferences") or []
+    if not any(o["uid"] == uid for o in owners):
+        raise NameTaken(f"{manifest['kind']} {manifest['metadata']['name']} exists and belongs to somebody else")
+    return await apply(client, manifest)
+
+
+async def delete(client: Client, what: Delete, namespace: str) -> None:
+    """Delete one object if it is still the same one."""
+    path = collection_path(what.api_version, BY_NAME[what.kind].plural, namespace)
+    options = {"preconditions": {"uid": what.uid}, "propagationPolicy": "Background"}
+    try:
+        await client.request("DELETE", f"{path}/{what.name}", body=options)
+    except ApiError as error:
+        if error.code not in (404, 409):
+            raise
+
+
+async def write_status(client: Client, resource: Object, changes: Object) -> Object | None:
+    """Write the changed part of a status; None where the resource is gone or another of its name is there.
+
+    Raises:
+        ApiError: refused.
+    """
+    metadata = resource["metadata"]
+    path = f"{collection_path(API_VERSION, PLURAL, metadata['namespace'])}/{metadata['name']}/status"
+    body = {"metadata": {"uid": metadata["uid"]}, "status": changes}
+    try:
+        return await client.request("PATCH", path, {"fieldManager": FIELD_MANAGER}, body, _MERGE)
+    except ApiError as error:
+        if error.code in (404, 409, 422):
+            await _raise_if_same(client, path.removesuffix("/status"), metadata["uid"], error)
+            return None
+        raise
+
+
+async def _raise_if_same(client: Client, path: str, uid: str, error: ApiError) -> None:
+    """Raise `error` again unless the object has gone or been replaced."""
+    try:
+        found = await client.request("GET", path)
+    except ApiError as second:
+        if second.code == 404:
+            return
+        raise
+    if found["metadata"]["uid"] == uid:
+        raise error
+
+
+async def post_event(client: Client, resource: Object, kind: str, reason: str, message: str) -> None:
+    """An Event of `kind` (Normal or Warning) about a resource, to be seen by `kubectl describe`."""
+    metadata = resource["metadata"]
+    now = timestamp()
+    event = {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"generateName": f"{metadata['name']}-", "namespace": metadata["namespace"]},
+        "involvedObject": {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "name": metadata["name"],
+            "namespace": metadata["namespace"],
+            "uid": metadata["uid"],
+            "resourceVersion": metadata["resourceVersion"],
+        },
+        "type": kind,
+        "reason": reason,
+        "message": message,
+        "source": {"component": FIELD_MANAGER},
+        "firstTimestamp": now,
+        "lastTimestamp": now,
+        "count": 1,
+    }
+    await client.request("POST", collection_path("v1", "events", metadata["namespace"]), body=event)
+
+
+def timestamp() -> str:
+    """The time now as Kubernetes writes it."""
+    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _path_of(manifest: Object) -> str:
+    metadata = manifest["metadata"]
+    collection = collection_path(manifest["apiVersion"], BY_NAME[manifest["kind"]].plural, metadata.get("namespace"))
+    return f"{collection}/{metadata['name']}"
+
+
+async def every(client: Client, versions: Mapping[str, str], namespaces: list[str | None]) -> dict[str, list[Object]]:
+    """All objects of all known kinds: kind -> objects."""
+    wanted = [(BY_NAME[kind], version) for kind, version in versions.items()]
+    out: dict[str, list[Object]] = {}
+    for kind, version in wanted:
+        parts = await asyncio.gather(*(listed(client, kind, version, ns) for ns in namespaces))
+        out[kind.name] = [thing for part in parts for thing in part]
+    return out

@@ -1,0 +1,97 @@
+"""One look at one service: from what was seen to what is to be done. Pure; `reconcile.py` does it."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pagetide_spec.errors import ResourceError
+from pagetide_spec.resource import InferenceService, dropped_fields, parse
+
+from .desired import Platform, children, wanted_replicas
+from .failures import Failure
+from .plan import Key, Plan, Settled, plan
+from .rollout import choose_rollout, waits_for_device
+from .status import Children, Status, changes, invalid_status, ready_condition, service_status
+
+Object = Mapping[str, Any]
+
+_LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+
+
+@dataclasses.dataclass(frozen=True)
+class Seen:
+    """What one decision is made from."""
+
+    resource: Object
+    children: Sequence[Object]
+
+    @property
+    def deployment(self) -> Object | None:
+        """The live Deployment."""
+        return next((c for c in self.children if c["kind"] == "Deployment"), None)
+
+    @property
+    def pods(self) -> list[Object]:
+        """The live pods."""
+        return [c for c in self.children if c["kind"] == "Pod"]
+
+
+def understood(resource: Object) -> InferenceService:
+    """The service that a resource of the cluster describes.
+
+    Raises:
+        ResourceError: it is invalid, or has a field that the API server dropped without a word.
+    """
+    service = parse(resource)
+    annotations = resource["metadata"].get("annotations") or {}
+    problems = dropped_fields(json.loads(annotations.get(_LAST_APPLIED) or "{}"))
+    if problems:
+        raise ResourceError(problems)
+    return service
+
+
+def plan_for(
+    service: InferenceService, seen: Seen, platform: Platform, settled: Mapping[Key, Settled], now: float
+) -> Plan:
+    """What to do to the children; nothing while the service is paused."""
+    if service.paused:
+        return Plan((), ())
+    rollout = choose_rollout(service, seen.deployment, seen.pods, platform.surge_patience, now)
+    replicas = wanted_replicas(service, seen.resource.get("status") or {})
+    desired = children(service, platform, replicas, rollout, seen.deployment)
+    return plan(desired, seen.children, settled, service.uid)
+
+
+def status_changes(
+    seen: Seen, service: InferenceService | ResourceError, trouble: Failure | None, now: float
+) -> Status:
+    """The part of the status that must be written; empty where none."""
+    before = seen.resource.get("status") or {}
+    time = datetime.datetime.fromtimestamp(now, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    if isinstance(service, ResourceError):
+        after = invalid_status(service, seen.resource, seen.deployment, time)
+    else:
+        wanted = wanted_replicas(service, before)
+        after = service_status(service, before, Children(seen.deployment, seen.pods), wanted, trouble, time)
+    return changes(before, after)
+
+
+def event_for(before: Object, change: Object) -> tuple[str, str, str] | None:
+    """(type, reason, message) of the Event that a change of status calls for: one whenever Ready's reason changes."""
+    old, new = ready_condition(before), ready_condition(change)
+    if not new or (old.get("reason"), old.get("status")) == (new["reason"], new["status"]):
+        return None
+    is_fine = new["status"] == "True" or new["reason"] in ("Starting", "ScaledToZero")
+    return "Normal" if is_fine else "Warning", new["reason"], new["message"]
+
+
+def look_again_after(seen: Seen, patience: float, now: float) -> float | None:
+    """Seconds until time alone changes the decision, or None."""
+    if seen.deployment is None:
+        return None
+    since = waits_for_device(seen.deployment, seen.pods)
+    return max(0.0, since + patience - now) if since is not None and now - since < patience else None

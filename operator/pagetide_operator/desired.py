@@ -1,0 +1,194 @@
+"""Desired state: which children an InferenceService has, as manifests. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from pagetide_spec.names import (
+    ANNOTATION_APPLIED,
+    ANNOTATION_FINGERPRINT,
+    ANNOTATION_TEMPLATE,
+    API_VERSION,
+    KIND,
+    LABEL_SCRAPED,
+    PORT_NAME,
+    SERVER_PORT,
+    headless_name,
+    selector_labels,
+)
+from pagetide_spec.resource import InferenceService, Rollout
+
+from .pod import Manifest, digest, labels_of, pod_template
+
+SERVICE_PORT = 80
+# On one of the two Services only, lest Prometheus scrape each pod twice.
+SCRAPED = {LABEL_SCRAPED: "true"}
+# Beyond the time that a model may take to load, before a rollout counts as stuck.
+PROGRESS_MARGIN_SECONDS = 120
+ONE_AT_A_TIME = Rollout(max_surge=0, max_unavailable=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Platform:
+    """What the operator's options and the cluster's discovery say, the same for all services.
+
+    Attributes:
+        image: the server's image where a service names none.
+        budget_version: apiVersion of PodDisruptionBudget here (policy/v1beta1 before Kubernetes 1.21).
+        has_service_monitors: whether the Prometheus operator's ServiceMonitor exists here.
+        surge_patience: seconds that a surge pod may wait for a device before an old pod must go first.
+    """
+
+    image: str
+    budget_version: str = "policy/v1"
+    has_service_monitors: bool = False
+    surge_patience: float = 30.0
+
+
+def children(
+    service: InferenceService, platform: Platform, replicas: int, rollout: Rollout, live: Mapping[str, Any] | None
+) -> list[Manifest]:
+    """The manifests of all children, in the order in which they are to be applied.
+
+    `live` is the Deployment as it stands: where the service is the one that its pods were made for, they keep their
+    template, whatever this version of the operator would write, so that an upgrade restarts nothing.
+    """
+    template = kept_template(service, live) or pod_template(service, platform.image)
+    out = [
+        _service(service, service.name, {}),
+        _service(service, headless_name(service.name), {"clusterIP": "None"}),
+        _deployment(service, template, replicas, rollout),
+        _budget(service, platform.budget_version),
+    ]
+    if service.cache is not None and service.cache.size is not None:
+        out.insert(0, _claim(service))
+    if "serviceAccountName" not in service.template:
+        out.insert(0, {**_head("v1", "ServiceAccount", service, service.name), "automountServiceAccountToken": False})
+    if platform.has_service_monitors:
+        out.append(_monitor(service))
+    return [_stamped(child) for child in out]
+
+
+def kept_template(service: InferenceService, live: Mapping[str, Any] | None) -> Manifest | None:
+    """The pod template that the live Deployment was made with, if it was made for this very spec."""
+    annotations = (live or {}).get("metadata", {}).get("annotations") or {}
+    if annotations.get(ANNOTATION_FINGERPRINT) != service.fingerprint or ANNOTATION_TEMPLATE not in annotations:
+        return None
+    try:
+        template: Manifest = json.loads(annotations[ANNOTATION_TEMPLATE])
+    except json.JSONDecodeError:
+        return None  # somebody edited it: made anew
+    return template
+
+
+def wanted_replicas(service: InferenceService, status: Mapping[str, Any]) -> int:
+    """How many replicas there should be: fixed, or what the autoscaler last wrote into status, within the bounds.
+
+    The status is the autoscaler's memory: it survives a restart of the operator.
+    """
+    if service.replicas is not None:
+        return service.replicas
+    scaling = service.autoscaling
+    if scaling is None:
+        raise ValueError("a service without replicas has autoscaling")
+    decided: int = status.get("desiredReplicas", max(1, scaling.min_replicas))
+    return min(max(decided, scaling.min_replicas), scaling.max_replicas)
+
+
+def owner_reference(service: InferenceService) -> Manifest:
+    """What makes Kubernetes delete a child with its service."""
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "name": service.name,
+        "uid": service.uid,
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+
+
+def key_of(manifest: Mapping[str, Any]) -> tuple[str, str]:
+    """(kind, name): what tells the children of one service apart."""
+    return manifest["kind"], manifest["metadata"]["name"]
+
+
+def _stamped(child: Manifest) -> Manifest:
+    """`child` with the hash of itself: what was applied from something else must be applied again."""
+    annotations = child["metadata"].setdefault("annotations", {})
+    annotations[ANNOTATION_APPLIED] = digest(child)
+    return child
+
+
+def _head(api_version: str, kind: str, service: InferenceService, name: str) -> Manifest:
+    return {
+        "apiVersion": api_version,
+        "kind": kind,
+        "metadata": {
+            "name": name,
+            "namespace": service.namespace,
+            "labels": labels_of(service),
+            "ownerReferences": [owner_reference(service)],
+        },
+    }
+
+
+def _deployment(service: InferenceService, template: Manifest, replicas: int, rollout: Rollout) -> Manifest:
+    out = _head("apps/v1", "Deployment", service, service.name)
+    out["metadata"]["annotations"] = {
+        ANNOTATION_FINGERPRINT: service.fingerprint,
+        ANNOTATION_TEMPLATE: json.dumps(template, sort_keys=True),
+    }
+    out["spec"] = {
+        "replicas": replicas,
+        "selector": {"matchLabels": selector_labels(service.name)},
+        "strategy": {
+            "type": "RollingUpdate",
+            "rollingUpdate": {"maxSurge": rollout.max_surge, "maxUnavailable": rollout.max_unavailable},
+        },
+        "progressDeadlineSeconds": service.startup_seconds + PROGRESS_MARGIN_SECONDS,
+        "revisionHistoryLimit": 5,
+        "template": template,
+    }
+    return out
+
+
+def _service(service: InferenceService, name: str, more: Manifest) -> Manifest:
+    headless = more.get("clusterIP") == "None"
+    port = {
+        "name": PORT_NAME,
+        "port": SERVER_PORT if headless else SERVICE_PORT,
+        "protocol": "TCP",
+        "targetPort": PORT_NAME,
+    }
+    out = _head("v1", "Service", service, name)
+    if headless:
+        out["metadata"]["labels"] |= SCRAPED
+    return {**out, "spec": {"selector": selector_labels(service.name), "ports": [port], **more}}
+
+
+def _budget(service: InferenceService, api_version: str) -> Manifest:
+    spec = {"maxUnavailable": 1, "selector": {"matchLabels": selector_labels(service.name)}}
+    return {**_head(api_version, "PodDisruptionBudget", service, service.name), "spec": spec}
+
+
+def _claim(service: InferenceService) -> Manifest:
+    if service.cache is None:
+        raise ValueError("no cache was asked for")
+    spec: Manifest = {
+        "accessModes": ["ReadWriteOnce"],
+        "resources": {"requests": {"storage": service.cache.size}},
+    }
+    if service.cache.storage_class is not None:
+        spec["storageClassName"] = service.cache.storage_class
+    return {**_head("v1", "PersistentVolumeClaim", service, f"{service.name}-cache"), "spec": spec}
+
+
+def _monitor(service: InferenceService) -> Manifest:
+    spec = {
+        "selector": {"matchLabels": {**selector_labels(service.name), **SCRAPED}},
+        "endpoints": [{"port": PORT_NAME, "path": "/metrics", "interval": "15s"}],
+    }
+    return {**_head("monitoring.coreos.com/v1", "ServiceMonitor", service, service.name), "spec": spec}

@@ -1,0 +1,116 @@
+"""reconcile: look at one service, decide, act. Level-triggered: whatever happened, the same function runs."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+from pagetide_spec.errors import ResourceError
+from pagetide_spec.resource import InferenceService
+
+from . import act
+from .client import ApiError, Client
+from .decide import Seen, event_for, look_again_after, plan_for, status_changes, understood
+from .desired import Platform, key_of
+from .failures import Failure
+from .plan import Apply, Delete, Key, Plan, Settled, settlement
+from .store import Name, Store
+
+logger = logging.getLogger(__name__)
+
+
+class Reconciler:
+    """Brings services to their desired state, one call of `reconcile` each time that something may have changed."""
+
+    def __init__(
+        self, client: Client, store: Store, platform: Platform, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._client, self._store, self._platform, self._clock = client, store, platform, clock
+        self._settled: dict[Name, dict[Key, Settled]] = {}
+
+    async def reconcile(self, name: Name) -> float | None:
+        """Bring one service to its desired state; returns after how many seconds to look again, if at all.
+
+        Raises:
+            ApiError: something could not be done; all that could, was, and the status says what could not.
+        """
+        resource = self._store.resource(name)
+        if resource is None or "deletionTimestamp" in resource["metadata"]:
+            self._settled.pop(name, None)
+            return None
+        service, error = self._understood(resource), None
+        if isinstance(service, InferenceService):
+            error = await self._repair(service, self._seen(name, resource))
+        await self._report(self._seen(name, resource), service, error)
+        if isinstance(error, ApiError):
+            raise error
+        return look_again_after(self._seen(name, resource), self._platform.surge_patience, self._clock())
+
+    def _seen(self, name: Name, resource: Any) -> Seen:
+        return Seen(resource, self._store.children(name))
+
+    def _understood(self, resource: Any) -> InferenceService | ResourceError:
+        try:
+            return understood(resource)
+        except ResourceError as error:
+            return error
+
+    async def _repair(self, service: InferenceService, seen: Seen) -> ApiError | act.NameTaken | None:
+        """Carry out the plan; the first thing that went wrong, after trying everything."""
+        settled = self._settled.setdefault((service.namespace, service.name), {})
+        todo = plan_for(service, seen, self._platform, settled, self._clock())
+        errors: list[ApiError | act.NameTaken] = [_taken(todo)] if todo.taken else []
+        for action in todo.actions:
+            try:
+                await self._perform(action, service, settled)
+            except (ApiError, act.NameTaken) as error:
+                errors.append(error)
+        return errors[0] if errors else None
+
+    async def _perform(self, action: Apply | Delete, service: InferenceService, settled: dict[Key, Settled]) -> None:
+        if isinstance(action, Delete):
+            logger.info("%s/%s: delete %s %s", service.namespace, service.name, action.kind, action.name)
+            await act.delete(self._client, action, service.namespace)
+            return
+        manifest = action.manifest
+        kind, name = key_of(manifest)
+        logger.info("%s/%s: apply %s %s", service.namespace, service.name, kind, name)
+        if action.is_new:
+            found = await act.apply_new(self._client, manifest, service.uid)
+        else:
+            found = await act.apply(self._client, manifest)
+        settled[kind, name] = settlement(manifest, found)
+        self._store.put(kind, found)
+
+    async def _report(
+        self, seen: Seen, service: InferenceService | ResourceError, error: ApiError | act.NameTaken | None
+    ) -> None:
+        """Write the status where it changed, and tell of a new state of readiness."""
+        before = seen.resource.get("status") or {}
+        change = status_changes(seen, service, trouble_of(error), self._clock())
+        if not change:
+            return
+        written = await act.write_status(self._client, seen.resource, change)
+        if written is None:
+            return
+        self._store.put("InferenceService", written)
+        event = event_for(before, change)
+        if event is not None:
+            await act.post_event(self._client, seen.resource, *event)
+
+
+def trouble_of(error: ApiError | act.NameTaken | None) -> Failure | None:
+    """What a failed action means for the status. An unreachable server, or one that is busy, is no fault of the
+    service: its status stays until the next try."""
+    if isinstance(error, act.NameTaken):
+        return Failure("NameConflict", str(error))
+    if error is None or error.is_temporary:
+        return None
+    return Failure("ApplyFailed", error.message)
+
+
+def _taken(todo: Plan) -> act.NameTaken:
+    what = ", ".join(f"{kind} {name}" for kind, name in todo.taken)
+    return act.NameTaken(f"{what} exists and belongs to somebody else")

@@ -1,0 +1,78 @@
+"""How fast a Deployment may replace its pods: as the resource says, or one by one where there is no spare GPU. Pure."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pagetide_spec.names import ANNOTATION_TEMPLATE_HASH
+from pagetide_spec.resource import InferenceService, Rollout
+
+from .desired import ONE_AT_A_TIME
+
+Object = Mapping[str, Any]
+
+
+def choose_rollout(
+    service: InferenceService, deployment: Object | None, pods: Iterable[Object], patience: float, now: float
+) -> Rollout:
+    """The rollout to ask for at `now` (seconds since the epoch).
+
+    Where a pod of the new version has waited `patience` seconds for a device that old ones hold, old ones must go
+    first. It stays so until the rollout is over.
+    """
+    if deployment is None:
+        return service.rollout
+    since = waits_for_device(deployment, pods)
+    is_blocked = since is not None and now - since >= patience
+    if is_blocked or (is_one_by_one(service, deployment) and is_rolling(deployment)):
+        return ONE_AT_A_TIME
+    return service.rollout
+
+
+def waits_for_device(deployment: Object, pods: Iterable[Object]) -> float | None:
+    """Since when a new pod waits for a device while old pods run, or None."""
+    current = template_hash(deployment["spec"]["template"])
+    alive = [p for p in pods if "deletionTimestamp" not in p["metadata"]]
+    if not any(template_hash(p) != current for p in alive):
+        return None
+    waiting = [t for p in alive if template_hash(p) == current and (t := _unscheduled_since(p)) is not None]
+    return min(waiting, default=None)
+
+
+def is_one_by_one(service: InferenceService, deployment: Object) -> bool:
+    """Whether the Deployment stands at the fallback, though the service asks for something else."""
+    rolling = deployment["spec"].get("strategy", {}).get("rollingUpdate", {})
+    found = Rollout(rolling.get("maxSurge", 1), rolling.get("maxUnavailable", 0))
+    return found == ONE_AT_A_TIME != service.rollout
+
+
+def is_rolling(deployment: Object) -> bool:
+    """Whether pods of an older template remain, or the Deployment's controller has not looked yet."""
+    status = deployment.get("status", {})
+    if status.get("observedGeneration", 0) < deployment["metadata"].get("generation", 0):
+        return True
+    return bool(status.get("replicas", 0) != status.get("updatedReplicas", 0))
+
+
+def template_hash(thing: Object) -> str | None:
+    """Which template a pod was made from; or the hash of a template."""
+    annotations = thing.get("metadata", {}).get("annotations") or {}
+    found: str | None = annotations.get(ANNOTATION_TEMPLATE_HASH)
+    return found
+
+
+def seconds_of(time: str) -> float:
+    """Kubernetes' time as seconds since the epoch."""
+    return datetime.datetime.fromisoformat(time).timestamp()
+
+
+def _unscheduled_since(pod: Object) -> float | None:
+    for condition in pod.get("status", {}).get("conditions") or []:
+        if condition["type"] == "PodScheduled" and condition["status"] == "False":
+            # Devices are extended resources, whose names have a slash: `Insufficient nvidia.com/gpu`.
+            words = condition.get("message", "").partition("Insufficient ")[2].split(maxsplit=1)
+            if words and "/" in words[0] and condition.get("lastTransitionTime"):
+                return seconds_of(condition["lastTransitionTime"])
+    return None

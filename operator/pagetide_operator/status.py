@@ -1,0 +1,165 @@
+"""The status of a service, from its children: pure, with the time as an argument."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pagetide_spec.errors import ResourceError
+from pagetide_spec.names import selector_labels
+from pagetide_spec.resource import InferenceService
+
+from .failures import Failure, worst_failure
+from .rollout import is_one_by_one, is_rolling, template_hash
+
+Object = Mapping[str, Any]
+Status = dict[str, Any]
+
+ONE_BY_ONE = Failure("ReplacingOneByOne", "no device is free for a surge pod: one pod is replaced at a time")
+_MESSAGE_LENGTH = 1000
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """One condition before it gets its times."""
+
+    type: str
+    holds: bool | None
+    reason: str
+    message: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Children:
+    """The live children that the status is made of."""
+
+    deployment: Object | None
+    pods: Sequence[Object]
+
+
+def service_status(
+    service: InferenceService, before: Object, children: Children, wanted: int, trouble: Failure | None, now: str
+) -> Status:
+    """The whole status. `trouble` is what kept the operator from applying children; `now` as Kubernetes writes it."""
+    verdicts = [
+        ready_verdict(service, children, wanted, trouble),
+        progressing_verdict(service, children, wanted, trouble),
+    ]
+    if service.autoscaling is None:
+        verdicts.append(Verdict("ScalingActive", False, "FixedReplicas", "spec.replicas says how many"))
+    labels = selector_labels(service.name)
+    return {
+        **_counts(children.deployment),
+        "desiredReplicas": wanted,
+        "selector": ",".join(f"{k}={v}" for k, v in sorted(labels.items())),
+        "url": f"http://{service.name}.{service.namespace}.svc.cluster.local",
+        "observedGeneration": service.generation,
+        "conditions": _conditions(before, verdicts, service.generation, now),
+    }
+
+
+def invalid_status(error: ResourceError, resource: Object, deployment: Object | None, now: str) -> Status:
+    """The status of a resource that cannot be understood; its children, if any, stay as they are."""
+    is_name = all(p.field == "metadata.name" for p in error.problems)
+    stays = "; the pods of the last valid version stay" if deployment is not None else ""
+    reason = "InvalidName" if is_name else "InvalidSpec"
+    verdicts = [Verdict(kind, False, reason, f"{error}{stays}") for kind in ("Ready", "Progressing")]
+    generation = resource["metadata"].get("generation", 0)
+    before = resource.get("status") or {}
+    return {
+        **_counts(deployment),
+        "observedGeneration": generation,
+        "conditions": _conditions(before, verdicts, generation, now),
+    }
+
+
+def changes(before: Object, after: Status) -> Status:
+    """The part of `after` that differs from `before`: a merge patch; empty where nothing must be written."""
+    return {k: v for k, v in after.items() if before.get(k) != v}
+
+
+def ready_verdict(service: InferenceService, children: Children, wanted: int, trouble: Failure | None) -> Verdict:
+    """Ready: enough replicas answer, and none of the current version fails."""
+    ready = _counts(children.deployment)["readyReplicas"]
+    serving = f"; {ready} of {wanted} replicas serve" if ready else ""
+    failure = _failure(service, children, trouble)
+    if wanted == 0:
+        wakes = service.autoscaling is not None
+        return Verdict("Ready", wakes, "ScaledToZero", "the next request wakes it" if wakes else "replicas is 0")
+    if failure is not None:
+        return Verdict("Ready", False, failure.reason, failure.message + serving)
+    if ready >= _enough(service, wanted):
+        return Verdict("Ready", True, "Ready", f"{ready} of {wanted} replicas serve")
+    return Verdict("Ready", False, "Starting", f"{ready} of {wanted} replicas serve")
+
+
+def progressing_verdict(service: InferenceService, children: Children, wanted: int, trouble: Failure | None) -> Verdict:
+    """Progressing: what was asked for is not there yet, and nothing stands in the way."""
+    deployment = children.deployment
+    failure = _failure(service, children, trouble)
+    if service.paused:
+        return Verdict("Progressing", False, "Paused", "the operator leaves the children alone while it is paused")
+    if failure is not None:
+        return Verdict("Progressing", failure == ONE_BY_ONE, failure.reason, failure.message)
+    if deployment is None:
+        return Verdict("Progressing", True, "Starting", "the Deployment is being made")
+    if is_one_by_one(service, deployment):
+        return Verdict("Progressing", True, ONE_BY_ONE.reason, ONE_BY_ONE.message)
+    if is_rolling(deployment):
+        return Verdict("Progressing", True, "RollingOut", "pods of the new version replace the old ones")
+    if _counts(deployment)["readyReplicas"] < wanted:
+        return Verdict("Progressing", True, "Starting", "replicas are starting")
+    return Verdict("Progressing", False, "Complete", "all replicas are as they should be")
+
+
+def _failure(service: InferenceService, children: Children, trouble: Failure | None) -> Failure | None:
+    """What is in the way. A new pod without a device is no fault any more once an old one makes room for it."""
+    found = trouble or worst_failure(_current_pods(children), children.deployment)
+    deployment = children.deployment
+    if found and found.reason == "Unschedulable" and deployment and is_one_by_one(service, deployment):
+        return ONE_BY_ONE
+    return found
+
+
+def _enough(service: InferenceService, wanted: int) -> int:
+    """Ready replicas that make a service Ready: all of a fixed number; the least of a scaled one."""
+    return max(1, min(wanted, service.autoscaling.min_replicas)) if service.autoscaling else wanted
+
+
+def _current_pods(children: Children) -> list[Object]:
+    """The pods of the version that is wanted now: what ails the ones it replaces is no matter any more."""
+    if children.deployment is None:
+        return list(children.pods)
+    current = template_hash(children.deployment["spec"]["template"])
+    return [p for p in children.pods if template_hash(p) == current]
+
+
+def _counts(deployment: Object | None) -> dict[str, int]:
+    status = (deployment or {}).get("status", {})
+    return {"replicas": status.get("replicas", 0), "readyReplicas": status.get("readyReplicas", 0)}
+
+
+def _conditions(before: Object, verdicts: Sequence[Verdict], generation: int, now: str) -> list[Status]:
+    """Verdicts as conditions, each since when its status is so; conditions of others stay."""
+    known = {c["type"]: c for c in before.get("conditions") or []}
+    made = {v.type: _condition(known.get(v.type, {}), v, generation, now) for v in verdicts}
+    return list({**known, **made}.values())
+
+
+def _condition(before: Object, verdict: Verdict, generation: int, now: str) -> Status:
+    status = "Unknown" if verdict.holds is None else str(verdict.holds)
+    since = before["lastTransitionTime"] if before.get("status") == status else now
+    return {
+        "type": verdict.type,
+        "status": status,
+        "reason": verdict.reason,
+        "message": verdict.message[:_MESSAGE_LENGTH],
+        "lastTransitionTime": since,
+        "observedGeneration": generation,
+    }
+
+
+def ready_condition(status: Object) -> Object:
+    """The Ready condition, or an empty one."""
+    return next((c for c in status.get("conditions") or [] if c["type"] == "Ready"), {})

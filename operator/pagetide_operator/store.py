@@ -1,0 +1,96 @@
+"""What the operator has seen of the cluster: filled by watch events, corrected by the relist. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pagetide_spec.names import KIND, LABEL_SERVICE
+
+Object = Mapping[str, Any]
+Name = tuple[str, str]
+
+
+class Store:
+    """Objects by kind, namespace and name, and the children of each service."""
+
+    def __init__(self) -> None:
+        self._objects: dict[str, dict[Name, Object]] = {}
+        self._children: dict[Name, dict[tuple[str, str], Object]] = {}
+
+    def put(self, kind: str, found: Object) -> Name | None:
+        """Remember an object unless a later state of it is known; returns the service it concerns."""
+        metadata = {k: v for k, v in found["metadata"].items() if k != "managedFields"}
+        thing = {**found, "kind": kind, "metadata": metadata}
+        name = name_of(thing)
+        known = self._objects.setdefault(kind, {}).get(name)
+        if known is not None and _is_older(thing, known):
+            return service_of(kind, known)
+        self._objects[kind][name] = thing
+        owner = service_of(kind, thing)
+        if owner is not None and kind != KIND:
+            self._children.setdefault(owner, {})[kind, name[1]] = thing
+        return owner
+
+    def remove(self, kind: str, gone: Object) -> Name | None:
+        """Forget an object, unless another of the same name has taken its place; returns its service."""
+        name = name_of(gone)
+        known = self._objects.get(kind, {}).get(name)
+        if known is None or known["metadata"].get("uid") != gone["metadata"].get("uid"):
+            return service_of(kind, gone)
+        del self._objects[kind][name]
+        owner = service_of(kind, known)
+        if owner is not None and kind != KIND:
+            self._children.get(owner, {}).pop((kind, name[1]), None)
+        return owner
+
+    def replace(self, kind: str, found: Iterable[Object]) -> set[Name]:
+        """Make `found` all there is of `kind`; returns the services about which the store was wrong."""
+        listed = {name_of(o): o for o in found}
+        wrong: set[Name | None] = set()
+        for name, known in list(self._objects.get(kind, {}).items()):
+            if name not in listed:
+                wrong.add(self.remove(kind, known))
+        for name, thing in listed.items():
+            known = self._objects.get(kind, {}).get(name, {})
+            if known.get("metadata", {}).get("resourceVersion") != thing["metadata"].get("resourceVersion"):
+                wrong.add(self.put(kind, thing))
+        return {w for w in wrong if w is not None}
+
+    def resource(self, name: Name) -> Object | None:
+        """The InferenceService of that namespace and name."""
+        return self._objects.get(KIND, {}).get(name)
+
+    def resources(self) -> list[Name]:
+        """All InferenceServices."""
+        return list(self._objects.get(KIND, {}))
+
+    def children(self, service: Name) -> list[Object]:
+        """The objects that carry the label of that service, whoever made them."""
+        return list(self._children.get(service, {}).values())
+
+
+def name_of(thing: Object) -> Name:
+    """(namespace, name)."""
+    return thing["metadata"].get("namespace", ""), thing["metadata"]["name"]
+
+
+def service_of(kind: str, thing: Object) -> Name | None:
+    """The service that an object is, or belongs to by its label."""
+    namespace, name = name_of(thing)
+    if kind == KIND:
+        return namespace, name
+    label = (thing["metadata"].get("labels") or {}).get(LABEL_SERVICE)
+    return (namespace, label) if label else None
+
+
+def _is_older(thing: Object, known: Object) -> bool:
+    """Whether a late event brings a state before one that a write of our own has returned already.
+
+    Versions of one object are comparable as numbers on every API server there is; where they are no numbers, the
+    last to come counts.
+    """
+    if thing["metadata"].get("uid") != known["metadata"].get("uid"):
+        return False
+    new, old = (str(o["metadata"].get("resourceVersion", "")) for o in (thing, known))
+    return new.isdecimal() and old.isdecimal() and int(new) < int(old)

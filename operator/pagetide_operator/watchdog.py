@@ -1,0 +1,23 @@
+"""Tells a watch that died without a sign from one that is merely behind. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+
+class Watchdog:
+    """Compares what each relist found with what the watches told.
+
+    A single difference means little: the list may be some milliseconds ahead. Two lists in a row that differ, with no
+    event of that kind between them, mean that its watch is dead.
+    """
+
+    def __init__(self) -> None:
+        self._suspects: dict[str, int] = {}
+
+    def dead_watches(self, corrected: Mapping[str, int], events: Mapping[str, int]) -> list[str]:
+        """Kinds whose watch is dead, from the corrections of one relist and the events seen so far, by kind."""
+        differing = {kind for kind, count in corrected.items() if count}
+        dead = [k for k in sorted(differing) if self._suspects.get(k) == events.get(k, 0)]
+        self._suspects = {k: events.get(k, 0) for k in differing}
+        return dead

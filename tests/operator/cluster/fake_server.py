@@ -1,0 +1,33 @@
+"""Stands in for a server in a pod: the HTTP addresses that the operator's probes ask, and the faults a test asks for.
+
+Faults come as environment variables: FAKE_EXIT (end at once with this code and a last line of log).
+"""
+
+import json
+import os
+import signal
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+PORT = next(int(a.partition("=")[2]) for a in sys.argv if a.startswith("--port="))
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        body = json.dumps({"pod": os.uname().nodename, "args": sys.argv[1:]}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+
+if code := int(os.environ.get("FAKE_EXIT", "0")):
+    print("loading model\nValueError: no such model", file=sys.stderr, flush=True)
+    sys.exit(code)
+server = ThreadingHTTPServer(("0.0.0.0", PORT), Handler)
+signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=server.shutdown).start())
+server.serve_forever(poll_interval=0.05)

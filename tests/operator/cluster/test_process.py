@@ -1,0 +1,208 @@
+"""The operator as a process: its rights, two of them at once, an API server that goes away, and many services."""
+
+import asyncio
+import contextlib
+import time
+import urllib.parse
+
+import pytest
+import yaml
+
+from pagetide_operator.client import ApiError
+from pagetide_operator.kinds import collection_path
+from pagetide_spec.names import KIND
+
+pytestmark = pytest.mark.cluster
+
+_PLURALS = {
+    "Namespace": "namespaces",
+    "ServiceAccount": "serviceaccounts",
+    "ClusterRole": "clusterroles",
+    "ClusterRoleBinding": "clusterrolebindings",
+    "Role": "roles",
+    "RoleBinding": "rolebindings",
+}
+SYSTEM = "pagetide-system"
+
+
+async def install(cluster, path):
+    """Server-side apply of all documents of a manifest."""
+    for document in yaml.safe_load_all(path.read_text()):
+        metadata = document["metadata"]
+        place = collection_path(document["apiVersion"], _PLURALS[document["kind"]], metadata.get("namespace"))
+        query = {"fieldManager": "pagetide-tests", "force": "true"}
+        await cluster.client.request(
+            "PATCH", f"{place}/{metadata['name']}", query, document, "application/apply-patch+yaml"
+        )
+
+
+async def test_it_needs_no_more_than_the_shipped_roles(cluster, run_operator, other_kubeconfig, request):
+    manifests = request.config.rootpath / "manifests"
+    await install(cluster, manifests / "namespace.yaml")
+    await install(cluster, manifests / "rbac.yaml")
+    account = cluster.path("ServiceAccount", "pagetide-operator", SYSTEM)
+    answer = await cluster.client.request("POST", f"{account}/token", body={"spec": {"expirationSeconds": 3600}})
+    config = other_kubeconfig("account", token=answer["status"]["token"])
+    process = run_operator(f"--lease-namespace={SYSTEM}", "--resync-seconds=2", config=config, everywhere=True)
+    made = cluster.manifest("llm", cache={"size": "1Mi"})
+    await cluster.create(made)
+    await cluster.ready("llm")
+    await cluster.patch(KIND, "llm", {"spec": {"cache": None, "replicas": 2}})  # deletes a child, scales another
+
+    async def is_done():
+        return await cluster.find("PersistentVolumeClaim", "llm-cache") is None and await cluster.is_ready("llm")
+
+    await cluster.until(is_done, 40)
+    assert [e for e in await cluster.list("Event") if e["reason"] == "Ready"]
+    assert process.stop() == 0
+    assert "orbidden" not in process.log.read_text()
+
+
+async def test_of_two_operators_one_acts_and_the_other_takes_over(cluster, run_operator):
+    election = f"--lease-namespace={cluster.namespace}"
+    first = run_operator(election)
+
+    async def holder():
+        found = await cluster.find("Lease", "pagetide-operator")
+        return found and found["spec"]["holderIdentity"]
+
+    old = await cluster.until(holder)
+    second = run_operator(election)
+    await cluster.create(cluster.manifest("one", replicas=0))
+    await cluster.until(lambda: cluster.find("PodDisruptionBudget", "one"))
+    first.kill()
+    killed = time.monotonic()
+    await cluster.create(cluster.manifest("two", replicas=0))
+    await cluster.until(lambda: cluster.find("PodDisruptionBudget", "two"), 20)
+    assert time.monotonic() - killed < 15
+    assert await holder() != old
+    assert "apply Deployment one" not in second.log.read_text()
+    assert second.stop() == 0
+    assert await holder() == ""
+
+
+class Gate:
+    """A TCP forwarder to the API server that can be shut, as if the server were gone."""
+
+    def __init__(self, host):
+        parts = urllib.parse.urlsplit(host)
+        self.target, self.is_open, self._writers = (parts.hostname, parts.port), True, set()
+
+    async def __aenter__(self):
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self.url = f"https://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        return self
+
+    async def __aexit__(self, *_):
+        self.shut()
+        self._server.close()
+
+    def shut(self):
+        self.is_open = False
+        for writer in self._writers:
+            writer.close()
+
+    async def _accept(self, reader, writer):
+        self._writers.add(writer)
+        if not self.is_open:
+            writer.close()
+            return
+        there_reader, there_writer = await asyncio.open_connection(*self.target)
+        self._writers.add(there_writer)
+        with contextlib.suppress(OSError):
+            await asyncio.gather(self._copy(reader, there_writer), self._copy(there_reader, writer))
+
+    async def _copy(self, reader, writer):
+        while data := await reader.read(65536):
+            writer.write(data)
+            await writer.drain()
+        writer.close()
+
+
+async def test_it_survives_an_outage_of_the_api_server(cluster, run_operator, other_kubeconfig):
+    async with Gate(cluster.client._configuration.host) as gate:
+        process = run_operator(config=other_kubeconfig("gate", server=gate.url))
+        await cluster.create(cluster.manifest("one", replicas=0))
+        await cluster.until(lambda: cluster.find("PodDisruptionBudget", "one"))
+        gate.shut()
+        await cluster.create(cluster.manifest("two", replicas=0))
+        await cluster.delete("Service", "one")
+        await asyncio.sleep(3)
+        assert process.process.poll() is None
+        gate.is_open = True
+        await cluster.until(lambda: cluster.find("PodDisruptionBudget", "two"), 60)
+        await cluster.until(lambda: cluster.find("Service", "one"), 60)
+
+
+async def create_many(cluster, count):
+    async def create(i):
+        made = cluster.manifest(f"llm-{i}", replicas=0)
+        if i == 0:
+            made["spec"]["model"] = {"uri": "file:///x", "revision": "no such thing for files"}
+        await cluster.create(made)
+
+    for start in range(0, count, 20):
+        await asyncio.gather(*(create(i) for i in range(start, min(start + 20, count))))
+
+
+async def settled(cluster, count, condition="Ready", reason="ScaledToZero"):
+    """Whether all services but the broken one have this reason for that condition, and that one says why not."""
+    conditions = [c for o in await cluster.list(KIND) for c in o.get("status", {}).get("conditions", [])]
+    reasons = [c["reason"] for c in conditions if c["type"] == condition]
+    return reasons.count(reason) == count - 1 and reasons.count("InvalidSpec") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+async def test_hundreds_of_services_at_once_and_at_rest(cluster, run_operator):
+    """200 at once converge, one broken among them; 500 at rest cost next to nothing and no write."""
+    process = run_operator()
+    began = time.monotonic()
+    await create_many(cluster, 200)
+    await cluster.until(lambda: settled(cluster, 200), 180)
+    converged = time.monotonic() - began
+    for i in range(200, 500, 20):
+        await asyncio.gather(*(cluster.create(cluster.manifest(f"llm-{j}", replicas=0)) for j in range(i, i + 20)))
+    # The cluster's own controllers are slower than the operator: they must have come to rest, too.
+    await cluster.until(lambda: settled(cluster, 500, "Progressing", "Complete"), 300)
+    versions, used, began = await versions_of(cluster), process.cpu_seconds(), time.monotonic()
+    await asyncio.sleep(60)
+    share = (process.cpu_seconds() - used) / (time.monotonic() - began)
+    assert await versions_of(cluster) == versions
+    began = time.monotonic()
+    await cluster.create(cluster.manifest("late", replicas=0))
+    await cluster.until(lambda: cluster.find("PodDisruptionBudget", "late"), 20)
+    reaction = time.monotonic() - began
+    print(f"200 converged in {converged:.1f} s; 500 at rest: {share:.2%} of a core; a new one in {reaction:.2f} s")
+    assert share < 0.05
+    assert reaction < 1
+
+
+async def versions_of(cluster):
+    kinds = (KIND, "Deployment", "Service", "ServiceAccount", "PodDisruptionBudget")
+    return {(k, o["metadata"]["name"]): o["metadata"]["resourceVersion"] for k in kinds for o in await cluster.list(k)}
+
+
+async def test_rights_are_no_wider_than_needed(cluster, other_kubeconfig, request):
+    """The shipped account may read no Secret and change nothing of a service but its status."""
+    await install(cluster, request.config.rootpath / "manifests/namespace.yaml")
+    await install(cluster, request.config.rootpath / "manifests/rbac.yaml")
+    account = f"system:serviceaccount:{SYSTEM}:pagetide-operator"
+    for group, resource, verb in (("", "secrets", "get"), ("pagetide.dev", "inferenceservices", "patch")):
+        attributes = {"namespace": cluster.namespace, "group": group, "resource": resource, "verb": verb}
+        body = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SubjectAccessReview",
+            "spec": {"user": account, "resourceAttributes": attributes},
+        }
+        answer = await cluster.client.request("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", body=body)
+        assert not answer["status"]["allowed"]
+
+
+async def test_bad_identity_is_told_in_one_line(cluster, run_operator, other_kubeconfig):
+    process = run_operator(config=other_kubeconfig("nobody", token="nobody"))
+    assert await asyncio.to_thread(process.process.wait, 20) == 1
+    (line,) = [t for t in process.log.read_text().splitlines() if t.startswith("pagetide operator:")]
+    assert line == "pagetide operator: API server: Unauthorized"
+    with pytest.raises(ApiError):
+        await cluster.service("none")

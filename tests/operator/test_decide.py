@@ -1,0 +1,65 @@
+"""Events, paused services and what kubectl noted: decisions about one service as a whole."""
+
+import json
+
+import pytest
+
+from pagetide_operator.client import ApiError
+from pagetide_operator.decide import Seen, event_for, look_again_after, plan_for, understood
+from pagetide_operator.desired import Platform
+from pagetide_operator.failures import Failure
+from pagetide_operator.reconcile import trouble_of
+from pagetide_spec.errors import ResourceError
+
+
+def ready(status, reason):
+    return {"conditions": [{"type": "Ready", "status": status, "reason": reason, "message": "m"}]}
+
+
+@pytest.mark.parametrize(
+    ("before", "change", "expected"),
+    [
+        pytest.param({}, ready("False", "Starting"), ("Normal", "Starting", "m"), id="a beginning"),
+        pytest.param(ready("False", "Starting"), ready("True", "Ready"), ("Normal", "Ready", "m"), id="success"),
+        pytest.param(
+            ready("True", "Ready"), ready("False", "OOMKilled"), ("Warning", "OOMKilled", "m"), id="a failure"
+        ),
+        pytest.param(ready("True", "Ready"), ready("True", "Ready"), None, id="no news"),
+        pytest.param(ready("True", "Ready"), {"replicas": 2}, None, id="something else changed"),
+    ],
+)
+def test_events(before, change, expected):
+    assert event_for(before, change) == expected
+
+
+def test_a_paused_service_is_not_touched(service):
+    resource = service(annotations={"pagetide.dev/paused": "true"})
+    found = plan_for(understood(resource), Seen(resource, []), Platform("i"), {}, 0.0)
+    assert found.actions == ()
+
+
+def test_a_field_that_kubectl_sent_and_the_server_dropped_is_refused(service):
+    applied = service(engine={"maxNumSeq": 1})
+    resource = service(annotations={"kubectl.kubernetes.io/last-applied-configuration": json.dumps(applied)})
+    with pytest.raises(ResourceError, match="did you mean maxNumSeqs"):
+        understood(resource)
+
+
+def test_time_alone_is_waited_for_only_where_it_matters(service):
+    assert look_again_after(Seen(service(), []), 30, 0.0) is None
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        pytest.param(None, None, id="no error"),
+        pytest.param(ApiError(0, "Unreachable", "x"), None, id="the server does not answer"),
+        pytest.param(ApiError(503, "ServiceUnavailable", "x"), None, id="the server is busy"),
+        pytest.param(ApiError(409, "Conflict", "x"), None, id="somebody was quicker"),
+        pytest.param(ApiError(422, "Invalid", "x"), Failure("ApplyFailed", "x"), id="the server refuses it"),
+        pytest.param(ApiError(403, "Forbidden", "x"), Failure("ApplyFailed", "x"), id="we may not"),
+        pytest.param(ApiError(500, "InternalError", "x"), Failure("ApplyFailed", "x"), id="the server chokes on it"),
+    ],
+)
+def test_what_an_error_means_for_the_status(error, expected):
+    assert trouble_of(error) == expected

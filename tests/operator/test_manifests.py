@@ -1,0 +1,93 @@
+"""What is installed: complete, consistent with the code, and no wider than needed."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pagetide_operator.kinds import CHILDREN, OPTIONAL
+from pagetide_operator.leader import NAME as LEASE
+from pagetide_operator.main import DEFAULT_IMAGE, options_from, parser
+from pagetide_spec.names import GATEWAY_PORT, OPERATOR_METRICS_PORT
+from pagetide_spec.resource import load_documents, parse
+
+MANIFESTS = Path(__file__).parents[2] / "manifests"
+
+
+def documents(name):
+    return [d for d in yaml.safe_load_all((MANIFESTS / name).read_text()) if d]
+
+
+def find(name, kind, of):
+    return next(d for d in documents(name) if d["kind"] == kind and d["metadata"]["name"] == of)
+
+
+def test_the_kustomization_installs_every_manifest():
+    listed = set(yaml.safe_load((MANIFESTS / "kustomization.yaml").read_text())["resources"])
+    assert listed == {p.name for p in MANIFESTS.glob("*.yaml")} - {"kustomization.yaml"}
+
+
+@pytest.mark.parametrize("path", sorted((MANIFESTS / "samples").glob("*.yaml")), ids=lambda p: p.name)
+def test_samples_are_valid(path):
+    assert [parse(d, path.name) for d in load_documents(path.read_text(), path.name)]
+
+
+def test_the_operator_may_do_what_it_does_to_each_kind():
+    rules = find("rbac.yaml", "ClusterRole", "pagetide-operator")["rules"]
+    allowed = {(g, r): set(x["verbs"]) for x in rules for g in x["apiGroups"] for r in x["resources"]}
+    for kind in (*CHILDREN, *OPTIONAL):
+        verbs = {"list"} | ({"watch"} if kind.is_watched else set())
+        if kind.name != "Pod":
+            verbs |= {"get", "create", "patch", "delete"}
+        for version in kind.versions:
+            assert verbs <= allowed[version.rpartition("/")[0], kind.plural], kind.name
+
+
+def test_no_role_reads_secrets_or_allows_everything():
+    rules = [r for d in documents("rbac.yaml") for r in d.get("rules", [])]
+    assert not [r for r in rules if "secrets" in r["resources"] or "*" in str(r)]
+
+
+def test_the_lease_of_the_role_is_the_one_of_the_code():
+    (named,) = [r for r in find("rbac.yaml", "Role", "pagetide-operator")["rules"] if "resourceNames" in r]
+    assert named["resourceNames"] == [LEASE]
+
+
+@pytest.mark.parametrize(
+    ("name", "command", "port"),
+    [("operator", "operator", OPERATOR_METRICS_PORT), ("gateway", "gateway", GATEWAY_PORT)],
+)
+def test_workloads_are_restricted_and_listen_where_the_code_does(name, command, port):
+    pod = find(f"{name}.yaml", "Deployment", f"pagetide-{name}")["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert container["args"][0] == command
+    assert container["ports"][0]["containerPort"] == port
+    assert pod["securityContext"]["runAsNonRoot"]
+    assert container["securityContext"]["readOnlyRootFilesystem"]
+    assert container["image"].startswith("pagetide/operator:")
+
+
+def test_the_flags_of_the_manifest_are_flags_of_the_command():
+    (container,) = find("operator.yaml", "Deployment", "pagetide-operator")["spec"]["template"]["spec"]["containers"]
+    options = options_from(parser().parse_args(container["args"][1:]))
+    assert (options.namespaces, options.image) == ((), DEFAULT_IMAGE)
+    assert options.lease_namespace is not None
+
+
+def test_the_operator_needs_no_torch():
+    code = "import sys, pagetide_operator.main; sys.exit('torch' in sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    assert subprocess.run([sys.executable, "-c", code], env=environment, timeout=60).returncode == 0
+
+
+def test_without_a_cluster_it_says_so_in_one_line(tmp_path):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "KUBECONFIG": str(tmp_path / "none")}
+    done = subprocess.run(
+        [sys.executable, "-m", "pagetide_operator.main"], env=environment, timeout=60, capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("pagetide operator: no cluster: ")
+    assert done.stderr.count("\n") == 1

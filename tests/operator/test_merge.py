@@ -1,0 +1,43 @@
+"""Strategic merge as pods need it."""
+
+import pytest
+
+from pagetide_operator.merge import merged
+
+
+@pytest.mark.parametrize(
+    ("base", "patch", "expected"),
+    [
+        pytest.param({"a": {"b": 1}}, {"a": {"c": 2}}, {"a": {"b": 1, "c": 2}}, id="maps are merged deeply"),
+        pytest.param({"a": 1}, {"a": 2}, {"a": 2}, id="a plain value is replaced"),
+        pytest.param({"args": ["a"]}, {"args": ["b"]}, {"args": ["b"]}, id="a plain list is replaced"),
+        pytest.param(
+            {"env": [{"name": "A", "value": "1"}, {"name": "B", "value": "1"}]},
+            {"env": [{"name": "B", "value": "2"}, {"name": "C", "value": "2"}]},
+            {"env": [{"name": "A", "value": "1"}, {"name": "B", "value": "2"}, {"name": "C", "value": "2"}]},
+            id="named entries are merged by name, in the order of the base",
+        ),
+        pytest.param(
+            {"env": [{"name": "A", "value": "1"}]},
+            {"env": [{"name": "A", "valueFrom": {"x": 1}}]},
+            {"env": [{"name": "A", "valueFrom": {"x": 1}}]},
+            id="a value from elsewhere takes the place of a plain one",
+        ),
+        pytest.param(
+            {"volumes": [{"name": "cache", "emptyDir": {}}]},
+            {"volumes": [{"name": "cache", "hostPath": {"path": "/x"}}]},
+            {"volumes": [{"name": "cache", "hostPath": {"path": "/x"}}]},
+            id="another source of a volume takes the place of the default",
+        ),
+        pytest.param(
+            {"volumeMounts": [{"name": "a", "mountPath": "/x"}]},
+            {"volumeMounts": [{"name": "b", "mountPath": "/x"}]},
+            {"volumeMounts": [{"name": "b", "mountPath": "/x"}]},
+            id="mounts are merged by path",
+        ),
+    ],
+)
+def test_merged(base, patch, expected):
+    kept = [repr(base), repr(patch)]
+    assert merged(base, patch) == expected
+    assert [repr(base), repr(patch)] == kept, "an argument was changed"

@@ -1,0 +1,139 @@
+"""The whole operator but the API server, which kmock's emulator plays.
+
+The emulator creates nothing by server-side apply and gives no uid; that little is added here. What the real server
+does beside it is tested in cluster/.
+"""
+
+import asyncio
+import uuid
+
+import aiohttp
+import kmock
+import kubernetes.client
+import pytest
+
+from pagetide_operator.process import Operator, OperatorError, Options
+from pagetide_spec.names import API_VERSION, KIND, PLURAL
+
+VERBS = {"get", "list", "watch", "create", "patch", "update", "delete"}
+RESOURCES = f"{API_VERSION}/{PLURAL}"
+
+
+class Server(kmock.KubernetesEmulator):
+    """The emulator, with uids, and objects that come to be by server-side apply."""
+
+    async def _handle(self, request):
+        if request.resource is not None and request.action == kmock.action.UPDATE and request.subresource is None:
+            await self._make(request)
+        return await super()._handle(request)
+
+    async def _make(self, request):
+        key = (request.resource, request.namespace, request.name)
+        if key not in self.objects or self.objects[key].deleted:
+            self.objects[key] = {**request.data, "metadata": {**request.data["metadata"], "uid": str(uuid.uuid4())}}
+
+
+@pytest.fixture
+def kmock_options():
+    return {"cls": Server}
+
+
+@pytest.fixture
+def server(kmock):
+    kmock.resources.load_bundled()
+    kmock.resources[RESOURCES] = {"kind": KIND, "namespaced": True, "verbs": VERBS, "subresources": {"status"}}
+    return kmock
+
+
+@pytest.fixture
+async def run(server):
+    """Start an operator; it ends with the test."""
+    running = []
+
+    async def start(**options):
+        configuration = kubernetes.client.Configuration()
+        configuration.host = str(server.url).rstrip("/")
+        operator = Operator(configuration, Options("pagetide/server:1", namespaces=("ns",), **options))
+        running.append((operator, asyncio.create_task(operator.run())))
+        return running[-1][1]
+
+    yield start
+    for operator, _ in running:
+        operator.stop.set()
+    await asyncio.gather(*(task for _, task in running), return_exceptions=True)
+
+
+async def until(check, seconds=10):
+    for _ in range(int(seconds / 0.05)):
+        if check():
+            return
+        await asyncio.sleep(0.05)
+    raise AssertionError(f"not within {seconds} s")
+
+
+def found(server, resource, name="llm"):
+    try:
+        return server.objects[resource, "ns", name].raw
+    except KeyError:
+        return None
+
+
+def reason(server, name="llm"):
+    status = server.objects[RESOURCES, "ns", name].raw.get("status") or {}
+    return next((c["reason"] for c in status.get("conditions", []) if c["type"] == "Ready"), None)
+
+
+async def test_a_service_gets_children_and_a_status(server, run, service):
+    server.objects[RESOURCES, "ns", "llm"] = service()
+    await run()
+    await until(lambda: reason(server) == "Starting")
+    assert found(server, "apps/v1/deployments")["spec"]["replicas"] == 1
+    assert found(server, "v1/services")["metadata"]["ownerReferences"][0]["uid"] == "uid-1"
+    assert found(server, "policy/v1/poddisruptionbudgets") is not None
+
+
+async def test_an_invalid_service_stops_no_other(server, run, service):
+    server.objects[RESOURCES, "ns", "bad"] = service("bad", engine={"blockSize": 7})
+    server.objects[RESOURCES, "ns", "a" * 70] = service("a" * 70)
+    server.objects[RESOURCES, "ns", "llm"] = service()
+    await run()
+    await until(lambda: reason(server) == "Starting")
+    await until(lambda: reason(server, "bad") == "InvalidSpec")
+    await until(lambda: reason(server, "a" * 70) == "InvalidName")
+
+
+async def test_what_a_child_says_reaches_the_status(server, run, service):
+    server.objects[RESOURCES, "ns", "llm"] = service()
+    await run()
+    await until(lambda: found(server, "apps/v1/deployments"))
+    await until(lambda: reason(server) == "Starting")
+    status = {"replicas": 1, "readyReplicas": 1, "updatedReplicas": 1}
+    await patch(server, "/apis/apps/v1/namespaces/ns/deployments/llm/status", {"status": status})
+    await until(lambda: reason(server) == "Ready")
+
+
+async def patch(server, path, body):
+    """A write of somebody else."""
+    headers = {"Content-Type": "application/merge-patch+json"}
+    async with (
+        aiohttp.ClientSession(str(server.url)) as session,
+        session.patch(path, json=body, headers=headers) as reply,
+    ):
+        assert reply.status == 200, await reply.text()
+
+
+async def test_neither_kopf_nor_anybody_writes_at_rest(server, run, service):
+    server.objects[RESOURCES, "ns", "llm"] = service()
+    await run(resync_seconds=0.2)
+    await until(lambda: reason(server) == "Starting")
+    await asyncio.sleep(0.5)
+    before = len(server["patch"]) + len(server["post"]) + len(server["delete"])
+    await asyncio.sleep(1)  # five relists
+    assert len(server["patch"]) + len(server["post"]) + len(server["delete"]) == before
+
+
+async def test_without_the_crd_it_says_what_to_do(server, run):
+    del server.resources[RESOURCES]
+    task = await run()
+    with pytest.raises(OperatorError, match="pagetide crd"):
+        await asyncio.wait_for(task, 10)

@@ -1,0 +1,65 @@
+"""What is known of the cluster, from events that come late, twice or not at all."""
+
+from pagetide_operator.store import Store
+from pagetide_spec.names import LABEL_SERVICE
+
+KIND = "InferenceService"
+
+
+def thing(name="llm", version="1", uid="u", label="llm"):
+    labels = {LABEL_SERVICE: label} if label else {}
+    metadata = {"namespace": "ns", "name": name, "uid": uid, "resourceVersion": version, "labels": labels}
+    return {"metadata": metadata | {"managedFields": ["big"]}}
+
+
+def names(store):
+    return {(c["kind"], c["metadata"]["name"]) for c in store.children(("ns", "llm"))}
+
+
+def test_children_are_found_by_the_label_of_their_service():
+    store = Store()
+    assert store.put("Pod", thing("a")) == ("ns", "llm")
+    assert store.put("Pod", thing("b", label=None)) is None
+    assert store.put("Service", thing("a")) == ("ns", "llm")
+    assert names(store) == {("Pod", "a"), ("Service", "a")}
+
+
+def test_a_late_event_does_not_undo_a_newer_state():
+    store = Store()
+    store.put(KIND, thing(version="9"))
+    assert store.put(KIND, thing(version="10")) == ("ns", "llm")
+    store.put(KIND, thing(version="9"))
+    assert store.resource(("ns", "llm"))["metadata"]["resourceVersion"] == "10"
+
+
+def test_the_deletion_of_an_earlier_namesake_does_not_remove_the_new_one():
+    store = Store()
+    store.put(KIND, thing(uid="new"))
+    store.remove(KIND, thing(uid="old"))
+    assert store.resource(("ns", "llm")) is not None
+    store.remove(KIND, thing(uid="new"))
+    assert store.resource(("ns", "llm")) is None
+
+
+def test_a_namesake_counts_even_with_a_smaller_version():
+    store = Store()
+    store.put(KIND, thing(uid="old", version="9"))
+    store.put(KIND, thing(uid="new", version="3"))
+    assert store.resource(("ns", "llm"))["metadata"]["uid"] == "new"
+
+
+def test_a_list_tells_what_the_watches_missed():
+    store = Store()
+    store.put("Pod", thing("same"))
+    store.put("Pod", thing("changed"))
+    store.put("Pod", thing("gone", label="other"))
+    found = [thing("same"), thing("changed", version="2"), thing("new", label="third")]
+    assert store.replace("Pod", found) == {("ns", "llm"), ("ns", "other"), ("ns", "third")}
+    assert store.replace("Pod", found) == set()
+    assert names(store) == {("Pod", "same"), ("Pod", "changed")}
+
+
+def test_what_takes_much_memory_and_says_nothing_is_not_kept():
+    store = Store()
+    store.put(KIND, thing())
+    assert "managedFields" not in store.resource(("ns", "llm"))["metadata"]

@@ -1,0 +1,20 @@
+"""A dead watch is told from a slow one."""
+
+import pytest
+
+from pagetide_operator.watchdog import Watchdog
+
+
+@pytest.mark.parametrize(
+    ("lists", "expected"),
+    [
+        pytest.param([({"Pod": 1}, {"Pod": 5})], [], id="one difference may be haste"),
+        pytest.param([({"Pod": 1}, {"Pod": 5}), ({"Pod": 2}, {"Pod": 5})], ["Pod"], id="two and no event between"),
+        pytest.param([({"Pod": 1}, {"Pod": 5}), ({"Pod": 2}, {"Pod": 6})], [], id="two with an event between"),
+        pytest.param([({"Pod": 1}, {}), ({"Pod": 0}, {}), ({"Pod": 1}, {})], [], id="two with a good list between"),
+        pytest.param([({"Pod": 1}, {}), ({"Service": 1}, {})], [], id="two of different kinds"),
+    ],
+)
+def test_dead_watches(lists, expected):
+    watchdog = Watchdog()
+    assert [watchdog.dead_watches(*one) for one in lists][-1] == expected
