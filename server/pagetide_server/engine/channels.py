@@ -31,7 +31,7 @@ class Inbox:
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str) -> None:
         self._socket = context.socket(zmq.PULL)
         self._socket.set_hwm(0)
-        self._socket.connect(address)
+        self._socket.bind(address)
         self._decoder = msgspec.msgpack.Decoder(ToEngine)
 
     def read(self, timeout_ms: int | None) -> list[AddRequest | AbortRequest | Shutdown]:

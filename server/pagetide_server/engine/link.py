@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -23,7 +22,7 @@ class Link:
     """Sockets in a private folder. Incoming messages are handed to `handle` from the event loop.
 
     Attributes:
-        inputs, outputs: the addresses to which the engine process connects.
+        inputs, outputs: the addresses that the engine process reads from and writes to.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, handle: Callable[[FromEngine], None]) -> None:
@@ -33,17 +32,17 @@ class Link:
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._incoming = self._bound(zmq.PULL, self.outputs)
-        self._outgoing = self._bound(zmq.PUSH, self.inputs)
+        self._incoming = self._socket(zmq.PULL)
+        self._incoming.bind(self.outputs)
+        # The receiver binds: a sender that connects queues its messages, whether its peer is there already or no more.
+        self._outgoing = self._socket(zmq.PUSH)
+        self._outgoing.connect(self.inputs)
         self._descriptor = int(self._incoming.getsockopt(zmq.FD))
         loop.add_reader(self._descriptor, self.receive)
 
     def send(self, message: ToEngine) -> None:
         """Queue a message for the engine; never blocks."""
-        if self._outgoing.closed:
-            return
-        # Without a peer, which means that the engine has died, the socket would block; who waits is told otherwise.
-        with contextlib.suppress(zmq.Again):
+        if not self._outgoing.closed:
             self._outgoing.send(self._encoder.encode(message), zmq.NOBLOCK)
 
     def receive(self) -> None:
@@ -71,9 +70,8 @@ class Link:
         self._context.term()
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _bound(self, kind: int, address: str) -> zmq.Socket[bytes]:
+    def _socket(self, kind: int) -> zmq.Socket[bytes]:
         socket = self._context.socket(kind)
         socket.set_hwm(0)
         socket.linger = 0
-        socket.bind(address)
         return socket

@@ -209,10 +209,10 @@ def main() -> int:
     # The heartbeat's socket lives in a context of its own: the main one is ended below, while that thread still beats.
     contexts: list[zmq.Context[zmq.Socket[bytes]]] = [zmq.Context(), zmq.Context()]
     outbox = Outbox(contexts[0], launch.outputs)
+    inbox = Inbox(contexts[0], launch.inputs)
     core = start(launch, outbox)
     code = core if isinstance(core, int) else 0
     if not isinstance(core, int):
-        inbox = Inbox(contexts[0], launch.inputs)
         code = serve(core, inbox, outbox, lambda loop: Heart(loop, Outbox(contexts[1], launch.outputs), launch.parent))
     contexts[0].destroy(LINGER_MS)
     return code
