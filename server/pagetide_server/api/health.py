@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fastapi import APIRouter, Request
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 
 from pagetide_spec.names import PATH_HEALTH, PATH_LIVE, PATH_METRICS, PATH_READY
 
 from .context import Context, context_of
 from .metrics import CONTENT_TYPE
 
-router = APIRouter()
+_UNHEALTHY: dict[int | str, dict[str, Any]] = {503: {"description": "Why not", "content": {"text/plain": {}}}}
+router = APIRouter(default_response_class=PlainTextResponse, responses=_UNHEALTHY)
 OPEN_PATHS = frozenset({PATH_LIVE, PATH_READY, PATH_HEALTH, PATH_METRICS})
 
 
@@ -43,4 +46,4 @@ def _why_unready(context: Context) -> str | None:
 
 
 def _answer(problem: str | None) -> Response:
-    return Response(problem or "ok", 503 if problem else 200, media_type="text/plain")
+    return PlainTextResponse(problem or "ok", 503 if problem else 200)

@@ -7,20 +7,17 @@ import contextlib
 import dataclasses
 import itertools
 import os
-import shutil
 import sys
-import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from pathlib import Path
 
 import msgspec
-import zmq
 
 from pagetide_spec.config import EngineConfig
 from pagetide_spec.errors import PagetideError
 
 from .launch import DEFAULT_CORE, EXIT_ENGINE, Launch
+from .link import Link
 from .mailbox import EngineDead, Mailbox
 from .messages import (
     AbortRequest,
@@ -35,17 +32,12 @@ from .messages import (
     SequenceOutput,
     Shutdown,
     StepOutput,
-    ToEngine,
 )
 from .pulse import Pulse
 
 __all__ = ["EngineClient", "EngineDead", "EngineFailed", "Prompt"]
 
-# Messages handled before other tasks of the event loop get their turn.
-DRAIN_AT_ONCE = 32
 EXIT_SECONDS = 5.0
-# How long the last messages of an ended process may take through the socket.
-LAST_WORDS_MS = 100
 
 
 class EngineFailed(PagetideError):
@@ -84,8 +76,6 @@ class EngineClient:
         self._boxes: dict[str, Mailbox] = {}
         self._numbers = itertools.count()
         self._pulse = Pulse()
-        self._encoder = msgspec.msgpack.Encoder()
-        self._decoder: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
         self._process: asyncio.subprocess.Process | None = None
         self._ready: asyncio.Future[Ready] | None = None
         self._failure: EngineFailed | None = None
@@ -106,13 +96,12 @@ class EngineClient:
         """
         self._loop = asyncio.get_running_loop()
         self._ready = self._loop.create_future()
-        self._folder = tempfile.mkdtemp(prefix="pagetide-")
-        self._open_sockets()
+        self._link = Link(self._loop, self._handle)
         launch = Launch(
             config=dataclasses.asdict(config),
             core=core,
-            inputs=f"ipc://{self._folder}/in",
-            outputs=f"ipc://{self._folder}/out",
+            inputs=self._link.inputs,
+            outputs=self._link.outputs,
             parent=os.getpid(),
         )
         command = [sys.executable, "-m", "pagetide_server.engine.process"]
@@ -126,15 +115,17 @@ class EngineClient:
         self._closing = True
         process = self._process
         if process is not None and process.returncode is None:
-            self._send(Shutdown())
+            self._link.send(Shutdown())
+            # While it loads, the engine reads no messages.
+            patience = EXIT_SECONDS if self._ready is not None and self._ready.done() else 0
             try:
-                await asyncio.wait_for(process.wait(), EXIT_SECONDS)
+                await asyncio.wait_for(process.wait(), patience)
             except TimeoutError:
                 with contextlib.suppress(ProcessLookupError):
                     process.kill()
         if self._watcher is not None:
             await self._watcher
-            self._close_sockets()
+            self._link.close()
             self._watcher = None
 
     @property
@@ -154,7 +145,7 @@ class EngineClient:
         if self._failure is not None:
             return str(self._failure)
         if self._ready is not None and self._ready.done():
-            self._receive()  # after a stall of this process, the heartbeats of that time still lie in the socket
+            self._link.receive()  # after a stall of this process, the heartbeats of that time still lie in the socket
         return self._pulse.problem(time.monotonic())
 
     # ---- requests
@@ -175,7 +166,7 @@ class EngineClient:
         try:
             for request_id, prompt in zip(box.ids, prompts, strict=True):
                 self._boxes[request_id] = box
-                self._send(
+                self._link.send(
                     AddRequest(
                         request_id=request_id,
                         prompt_token_ids=prompt.token_ids,
@@ -189,7 +180,7 @@ class EngineClient:
         finally:
             for request_id in box.ids:
                 if self._boxes.pop(request_id, None) is not None:
-                    self._send(AbortRequest(request_id))
+                    self._link.send(AbortRequest(request_id))
 
     def ended(self, request_id: str) -> None:
         """Say that all sequences of a request have ended, so that leaving its context need not abort it."""
@@ -203,7 +194,7 @@ class EngineClient:
 
     def stop(self, request_id: str, index: int) -> None:
         """End one sequence because a stop string was found in its text."""
-        self._send(AbortRequest(request_id, index, "stop"))
+        self._link.send(AbortRequest(request_id, index, "stop"))
 
     async def generate(
         self,
@@ -237,27 +228,6 @@ class EngineClient:
 
     # ---- messages
 
-    def _send(self, message: ToEngine) -> None:
-        if self._outgoing.closed:
-            return
-        # Without a peer, which means that the engine has died, the socket would block; `_watch` tells who waits.
-        with contextlib.suppress(zmq.Again):
-            self._outgoing.send(self._encoder.encode(message), zmq.NOBLOCK)
-
-    def _receive(self) -> None:
-        """Handle what has arrived. The socket's descriptor signals an edge, so it is read until it is empty."""
-        for _ in range(DRAIN_AT_ONCE):
-            try:
-                raw = self._incoming.recv(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            self._handle(self._decoder.decode(raw))
-        self._loop.call_soon(self._receive_more)
-
-    def _receive_more(self) -> None:
-        if not self._incoming.closed:
-            self._receive()
-
     def _handle(self, message: FromEngine) -> None:
         if isinstance(message, StepOutput):
             self.stats = message.stats
@@ -288,8 +258,7 @@ class EngineClient:
     async def _watch(self, process: asyncio.subprocess.Process) -> None:
         """Wait for the end of the process, then fail everything that waits for it."""
         code = await process.wait()
-        while self._incoming.poll(LAST_WORDS_MS):
-            self._handle(self._decoder.decode(self._incoming.recv(zmq.NOBLOCK)))
+        self._link.receive_last()
         if self._failure is None and not self._closing:
             what = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
             self._failure = EngineFailed(f"the engine process {what}", EXIT_ENGINE)
@@ -298,20 +267,3 @@ class EngineClient:
             self._ready.set_exception(self._failure or EngineFailed("stopped while loading", EXIT_ENGINE))
             self._ready.exception()  # nobody may be waiting any more
         self.died.set()
-
-    def _open_sockets(self) -> None:
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._incoming = self._context.socket(zmq.PULL)
-        self._outgoing = self._context.socket(zmq.PUSH)
-        for socket, name in ((self._incoming, "out"), (self._outgoing, "in")):
-            socket.set_hwm(0)
-            socket.linger = 0
-            socket.bind(f"ipc://{Path(self._folder) / name}")
-        self._loop.add_reader(self._incoming.getsockopt(zmq.FD), self._receive)  # type: ignore[arg-type]
-
-    def _close_sockets(self) -> None:
-        self._loop.remove_reader(self._incoming.getsockopt(zmq.FD))  # type: ignore[arg-type]
-        self._incoming.close()
-        self._outgoing.close()
-        self._context.term()
-        shutil.rmtree(self._folder, ignore_errors=True)

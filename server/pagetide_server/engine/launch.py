@@ -17,7 +17,8 @@ EXIT_ENGINE = 4  # the engine failed, or was killed, while it served
 class Launch(msgspec.Struct, kw_only=True):
     """What the engine process reads from its standard input, as one JSON document.
 
-    `core` names what makes the core, as "module:attribute"; `inputs` and `outputs` are the addresses it connects to.
+    `core` names what makes the core, as "module:attribute". Requests are read from the address `inputs`, and answers
+    written to `outputs`.
     """
 
     config: dict[str, Any]

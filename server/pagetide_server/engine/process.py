@@ -24,20 +24,19 @@ import zmq
 from pagetide_spec.config import EngineConfig
 from pagetide_spec.errors import PagetideError, SettingError
 
+from .channels import LINGER_MS, Inbox, Outbox
 from .launch import EXIT_ENGINE, EXIT_SETTING, EXIT_START, Launch
 from .messages import (
     AbortRequest,
     AddRequest,
     EngineStats,
     Failed,
-    FromEngine,
     Heartbeat,
     Loading,
     Ready,
     SequenceOutput,
     Shutdown,
     StepOutput,
-    ToEngine,
 )
 from .pulse import HEARTBEAT_SECONDS
 from .threads import wait_passively
@@ -46,7 +45,6 @@ log = logging.getLogger(__name__)
 
 WAITING_POLL_MS = 10
 LOADING_SECONDS = 0.1
-LINGER_MS = 2000
 _PR_SET_PDEATHSIG = 1
 
 
@@ -72,42 +70,6 @@ class Core(Protocol):
 
     def stats(self) -> EngineStats:
         """State and totals now."""
-
-
-class Outbox:
-    """Sends messages to the API process; each thread needs its own."""
-
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str) -> None:
-        self._socket = context.socket(zmq.PUSH)
-        self._socket.set_hwm(0)
-        self._socket.linger = LINGER_MS
-        self._socket.connect(address)
-        self._encoder = msgspec.msgpack.Encoder()
-
-    def send(self, message: FromEngine) -> None:
-        """Queue a message for sending; never blocks."""
-        self._socket.send(self._encoder.encode(message))
-
-
-class Inbox:
-    """Receives the API process's messages."""
-
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str) -> None:
-        self._socket = context.socket(zmq.PULL)
-        self._socket.set_hwm(0)
-        self._socket.connect(address)
-        self._decoder = msgspec.msgpack.Decoder(ToEngine)
-
-    def read(self, timeout_ms: int | None) -> list[AddRequest | AbortRequest | Shutdown]:
-        """All messages that have arrived; waits up to `timeout_ms` (None: for ever) for the first."""
-        messages: list[AddRequest | AbortRequest | Shutdown] = []
-        if not self._socket.poll(timeout_ms):
-            return messages
-        while True:
-            try:
-                messages.append(self._decoder.decode(self._socket.recv(zmq.NOBLOCK)))
-            except zmq.Again:
-                return messages
 
 
 class Loop:
@@ -252,10 +214,10 @@ def main() -> int:
     # The heartbeat's socket lives in a context of its own: the main one is ended below, while that thread still beats.
     contexts: list[zmq.Context[zmq.Socket[bytes]]] = [zmq.Context(), zmq.Context()]
     outbox = Outbox(contexts[0], launch.outputs)
+    inbox = Inbox(contexts[0], launch.inputs)
     core = start(launch, outbox)
     code = core if isinstance(core, int) else 0
     if not isinstance(core, int):
-        inbox = Inbox(contexts[0], launch.inputs)
         code = serve(core, inbox, outbox, lambda loop: Heart(loop, Outbox(contexts[1], launch.outputs), launch.parent))
     contexts[0].destroy(LINGER_MS)
     return code

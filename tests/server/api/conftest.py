@@ -132,6 +132,12 @@ def launch(tiny_model: Path, tmp_path: Path) -> Callable[..., contextlib.Abstrac
 
 
 @pytest.fixture(scope="session")
+def launcher() -> Callable[..., contextlib.AbstractContextManager[Running]]:
+    """`launched`, for fixtures of test modules."""
+    return launched
+
+
+@pytest.fixture(scope="session")
 def wait() -> Callable[..., float]:
     """`wait_until`, for test modules."""
     return wait_until

@@ -42,12 +42,20 @@ def script(prompt: list[int], index: int, length: int) -> list[int]:
 class _Sequence:
     def __init__(self, request: AddRequest, index: int) -> None:
         self.request, self.index = request, index
-        params = request.params
-        self.limit = params.max_tokens or 16
-        forced = [token for token, bias in params.logit_bias.items() if bias >= 100]
-        greedy = params.temperature == 0 or params.top_k == 1
-        self.script = forced[:1] * self.limit or script(request.prompt_token_ids, 0 if greedy else index, self.limit)
+        self.limit = request.params.max_tokens or 16
+        self.script = _script_of(request, index, self.limit)
         self.made = 0
+
+
+def _script_of(request: AddRequest, index: int, length: int) -> list[int]:
+    """What a sequence says: what the request dictates (`say:ids`, a bias), or what follows from its prompt."""
+    params = request.params
+    if request.cache_salt.startswith("say:"):
+        said = [int(i) for i in request.cache_salt.removeprefix("say:").split(",")]
+        return [*said, *[EOS] * length][:length]
+    forced = [token for token, bias in params.logit_bias.items() if bias >= 100]
+    greedy = params.temperature == 0 or params.top_k == 1
+    return forced[:1] * length or script(request.prompt_token_ids, 0 if greedy else index, length)
 
 
 class FakeCore:

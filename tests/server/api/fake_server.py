@@ -13,13 +13,16 @@ from pagetide_server.text.tokenizer import Tokenizer
 HERE = str(Path(__file__).parent)
 
 
+def load_tokenizer(config):
+    """The tokenizer in the folder that the settings name."""
+    return Tokenizer.from_folder(Path(config.tokenizer or config.model))
+
+
 class FakeServer(Server):
     """A server whose engine runs `fake_core`."""
 
     def __init__(self, config, keys):
-        super().__init__(
-            config, keys, "fake_core:create", lambda c: Tokenizer.from_folder(Path(c.tokenizer or c.model))
-        )
+        super().__init__(config, keys, "fake_core:create", load_tokenizer)
 
 
 if __name__ == "__main__":

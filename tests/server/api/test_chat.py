@@ -40,7 +40,7 @@ def test_streamed_equals_whole(client, request_fields):
         assert [p.delta.role for p in parts] == ["assistant"] + [None] * (len(parts) - 1)
         assert all(p.delta.content or p.finish_reason for p in parts)
         if choice.logprobs:
-            assert sum((p.logprobs.content for p in parts), []) == choice.logprobs.content
+            assert [e for p in parts for e in p.logprobs.content] == choice.logprobs.content
 
 
 def test_logprobs_have_bytes_and_as_many_alternatives_as_asked(client):

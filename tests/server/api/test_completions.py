@@ -53,9 +53,9 @@ def test_streamed_equals_whole(client, request_fields):
         parts = [c for chunk in chunks for c in chunk.choices if c.index == choice.index]
         if choice.logprobs:
             for field in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
-                assert sum((getattr(p.logprobs, field) for p in parts), []) == getattr(choice.logprobs, field)
+                assert [x for p in parts for x in getattr(p.logprobs, field)] == getattr(choice.logprobs, field)
         if getattr(choice, "token_ids", None):
-            assert sum((p.token_ids for p in parts), []) == choice.token_ids
+            assert [i for p in parts for i in p.token_ids] == choice.token_ids
 
 
 def test_usage_only_when_asked_for(client):

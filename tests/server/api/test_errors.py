@@ -39,7 +39,8 @@ VALUES = [
     ("seed", [1.5, "x", INT64]),
     ("stop", [5, [1, 2], {"a": 1}, "", [""], ["x"] * 65, "x" * 5000]),
     ("stop_token_ids", [[-1], [390], [10**9], [2**70], ["x"], 5]),
-    ("logit_bias", [{"5": 101}, {"5": -101}, {"390": 1}, {"-1": 1}, {"x": 1}, {"5": "x"}, {"²": 1}, [5], {"9" * 30: 1}]),
+    ("logit_bias", [{"5": 101}, {"5": -101}, {"390": 1}, {"-1": 1}, {"x": 1}, {"5": "x"}, {"²": 1}, [5]]),
+    ("logit_bias", [{"9" * 30: 1}]),
     ("logprobs", [-1, 21, 10**6, "x"]),
     ("prompt_logprobs", [-1, 21]),
     ("bad_words", [[""], "x", [5]]),
@@ -49,7 +50,8 @@ VALUES = [
     ("stream", ["yes", 1]),
     ("suffix", ["y"]),
     ("stream_options", [{"include_usage": True}, 5]),
-    ("response_format", [{"type": "xml"}, {"type": "json_schema"}, {"type": "json_schema", "json_schema": {"schema": 5}}, 5]),
+    ("response_format", [{"type": "xml"}, {"type": "json_schema"}, 5]),
+    ("response_format", [{"type": "json_schema", "json_schema": {"schema": 5}}]),
     ("guided_json", ["{", 5]),
     ("guided_choice", [[], [""], "x"]),
     ("guided_regex", ["", 5]),
@@ -91,9 +93,10 @@ def test_wrong_chat_values_are_refused_by_name(server, field, value, more):
     error_of(server.post(CHAT, **{"messages": HI, **more, field: value}), 400, field)
 
 
-@pytest.mark.parametrize(
-    "prompt", [None, [], [[]], {"a": 1}, 5, [1.5], ["a", 1], [390], [-1], [2**70], [[1], []], [[1], "a"], [True]], ids=repr
-)  # fmt: skip
+WRONG_PROMPTS = [None, [], [[]], {"a": 1}, 5, [1.5], ["a", 1], [390], [-1], [2**70], [[1], []], [[1], "a"], [True]]
+
+
+@pytest.mark.parametrize("prompt", WRONG_PROMPTS, ids=repr)
 def test_wrong_prompts_are_refused(server, prompt):
     error_of(server.post(COMPLETION, prompt=prompt), 400, "prompt")
 

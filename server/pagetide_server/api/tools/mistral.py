@@ -46,7 +46,7 @@ class MistralParser:
         before, mark, after = self._buffer.partition(MARK)
         if mark:
             parts.content += before.rstrip()
-            self._buffer, self._called = after.lstrip(), True
+            self._buffer, self._called = after, True
             return
         free = before if finished else before[: len(before) - held_back(before, (MARK,))].rstrip()
         parts.content += free
@@ -54,6 +54,8 @@ class MistralParser:
 
     def _read(self, parts: Parts) -> None:
         text, self._buffer = self._buffer, ""
+        if self._list is None and not self._named.begun and not (text := text.lstrip()):
+            return
         if self._list is None and not self._named.begun and text[0] in "[{":
             self._list = CallList(CallTeller(new_short_id))
         if self._list is not None:

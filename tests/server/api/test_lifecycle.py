@@ -1,0 +1,235 @@
+"""Loading, draining, dying: what probes and clients see, and exit codes."""
+
+from __future__ import annotations
+
+import concurrent.futures as futures
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import httpx
+import pytest
+
+PROBES = ("/livez", "/readyz", "/health")
+
+
+def alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def stream(server, **body):
+    """A stream's text, read to its end; an error that cuts the connection is part of it."""
+    text = ""
+    request = {"prompt": "The old", "max_tokens": 40, "stream": True, **body}
+    with httpx.stream("POST", server.url + "/v1/completions", json=request, timeout=30, trust_env=False) as answer:
+        assert answer.status_code == 200, answer.read()
+        for part in answer.iter_text():
+            text += part
+    return text
+
+
+@pytest.fixture
+def free_port():
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+def test_a_loading_server_is_alive_but_not_ready(launch, wait, free_port):
+    with launch(f"--port={free_port}", ready=False, FAKE_LOAD_S="3") as server:
+        server.url = f"http://127.0.0.1:{free_port}"
+        wait(lambda: server.status("/livez") == 200)
+        assert [server.status(p) for p in PROBES] == [200, 503, 503]
+        for path in ("/v1/completions", "/v1/chat/completions", "/tokenize"):
+            answer = httpx.post(server.url + path, json={"prompt": "x"}, trust_env=False)
+            assert (answer.status_code, answer.json()["error"]["type"]) == (503, "service_unavailable_error")
+        assert server.status("/v1/models") == 503
+        assert server.status("/metrics") == 200
+        wait(lambda: server.status("/readyz") == 200)
+        assert server.status("/v1/models") == 200
+        assert server.stop() == 0
+    assert "loading: weights" in server.log.read_text()
+
+
+def test_sigterm_while_loading_ends_at_once(launch, wait, free_port):
+    with launch(f"--port={free_port}", ready=False, FAKE_LOAD_S="30") as server:
+        server.url = f"http://127.0.0.1:{free_port}"
+        wait(lambda: server.status("/livez") == 200)
+        began = time.monotonic()
+        assert server.stop() == 0
+        assert time.monotonic() - began < 10
+
+
+def test_sigterm_lets_streams_finish_and_takes_no_more(launch, wait):
+    with launch(FAKE_STEP_S="0.05") as server, futures.ThreadPoolExecutor(4) as pool:
+        jobs = [pool.submit(stream, server) for _ in range(4)]
+        wait(lambda: server.metric("pagetide_requests_running") == 4)
+        engine = server.engine_pid
+        server.process.send_signal(signal.SIGTERM)
+        assert wait(lambda: server.status("/readyz") == 503, 2) < 1
+        assert [server.status(p) for p in PROBES] == [200, 503, 503]
+        late = httpx.post(server.url + "/v1/completions", json={"prompt": "x"}, trust_env=False)
+        assert late.status_code == 503
+        assert "retry-after" in late.headers
+        for job in jobs:
+            text = job.result(20)
+            assert text.endswith("data: [DONE]\n\n")
+            assert text.count('"finish_reason":"length"') == 1
+        assert server.process.wait(10) == 0
+        assert not alive(engine)
+
+
+@pytest.mark.parametrize(
+    ("second", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)], ids=["second SIGTERM", "Ctrl-C after SIGTERM"]
+)
+def test_a_second_signal_cuts_streams_with_an_error(launch, wait, second, code):
+    with launch(FAKE_STEP_S="0.1") as server, futures.ThreadPoolExecutor(1) as pool:
+        job = pool.submit(stream, server, max_tokens=400)
+        wait(lambda: server.metric("pagetide_requests_running") == 1)
+        server.process.send_signal(signal.SIGTERM)
+        wait(lambda: server.status("/readyz") == 503)
+        began = time.monotonic()
+        assert server.stop(second) == code
+        assert time.monotonic() - began < 5
+        assert "shutting down" in job.result(5)
+
+
+def test_a_drain_has_an_end(launch, wait):
+    with launch("--shutdown-timeout-s=1", FAKE_STEP_S="0.1") as server, futures.ThreadPoolExecutor(1) as pool:
+        job = pool.submit(stream, server, max_tokens=400)
+        wait(lambda: server.metric("pagetide_requests_running") == 1)
+        assert server.stop() == 0
+        text = job.result(5)
+        assert "shutting down" in text
+        assert '"finish_reason":"' not in text
+
+
+def test_ctrl_c_to_the_whole_group_drains_too(launch, wait):
+    with launch(FAKE_STEP_S="0.05") as server, futures.ThreadPoolExecutor(1) as pool:
+        job = pool.submit(stream, server, max_tokens=30)
+        wait(lambda: server.metric("pagetide_requests_running") == 1)
+        os.killpg(server.process.pid, signal.SIGINT)
+        assert '"finish_reason":"length"' in job.result(10)
+        assert server.process.wait(10) == 0
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        pytest.param("die-after-3", "killed by signal 9", id="the engine is killed"),
+        pytest.param("raise-after-3", "a kernel failed", id="a step raises"),
+    ],
+)
+def test_a_dead_engine_ends_streams_with_an_error_and_the_server_with_a_code(launch, fault, said):
+    with launch() as server:
+        engine = server.engine_pid
+        with futures.ThreadPoolExecutor(2) as pool:
+            whole = pool.submit(server.post, "/v1/completions", prompt="x", max_tokens=400, cache_salt="slow")
+            text = stream(server, cache_salt=fault, max_tokens=400)
+            assert whole.result(10).status_code == 503
+        assert said in text
+        assert text.endswith("data: [DONE]\n\n")
+        assert '"finish_reason":"' not in text
+        assert server.process.wait(10) == 4
+        assert not alive(engine)
+        assert said in server.log.read_text()
+
+
+def test_a_stopped_engine_is_seen_within_ten_seconds(launch, wait):
+    with launch() as server:
+        assert server.status("/livez") == 200
+        os.kill(server.engine_pid, signal.SIGSTOP)
+        assert wait(lambda: server.status("/livez") == 503, 10) > 1
+        assert server.status("/readyz") == 503
+        answer = server.post("/v1/completions", prompt="x")
+        assert answer.status_code == 503
+        assert "no sign of life" in answer.json()["error"]["message"]
+        os.kill(server.engine_pid, signal.SIGCONT)
+        wait(lambda: server.status("/livez") == 200)
+        assert server.complete(prompt="x", max_tokens=1)
+
+
+def test_a_long_step_is_no_hang(launch):
+    with launch() as server, futures.ThreadPoolExecutor(1) as pool:
+        job = pool.submit(server.post, "/v1/completions", prompt="x", max_tokens=2, cache_salt="long-step")
+        seen = set()
+        while not job.done():
+            seen |= {server.status(p) for p in PROBES}
+        assert seen == {200}
+        assert job.result().status_code == 200
+
+
+def test_the_engine_dies_with_a_killed_server(launch, wait):
+    with launch() as server:
+        engine = server.engine_pid
+        server.process.kill()
+        wait(lambda: not alive(engine), 5)
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "said"),
+    [
+        pytest.param("setting", 2, "max_model_len", id="a setting that the model does not allow"),
+        pytest.param("model", 3, "the weights are damaged", id="a model that cannot be loaded"),
+        pytest.param("crash", 4, "ended with exit code 7", id="an engine that vanishes"),
+    ],
+)
+def test_a_failed_start_says_why(launch, fault, code, said):
+    with launch(ready=False, FAKE_LOAD_ERROR=fault) as server:
+        assert server.process.wait(20) == code
+    lines = [line for line in server.log.read_text().splitlines() if "error:" in line]
+    assert len(lines) == 1
+    assert said in lines[0]
+
+
+def run(*arguments, **env):
+    return subprocess.run(
+        [sys.executable, "-m", "pagetide_server", *arguments],
+        capture_output=True, text=True, timeout=30, env={**os.environ, **env},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "env", "named"),
+    [
+        pytest.param([], {}, "MODEL", id="no model"),
+        pytest.param(["/no/such/folder"], {}, "/no/such/folder", id="a path without a model"),
+        pytest.param(["m", "--max-num-seqs=many"], {}, "--max-num-seqs", id="a text for a number"),
+        pytest.param(["m", "--max-num-seqs=0"], {}, "--max-num-seqs", id="a number out of range"),
+        pytest.param(["m"], {"PAGETIDE_MAX_NUM_SEQS": "-3"}, "PAGETIDE_MAX_NUM_SEQS", id="a wrong variable"),
+        pytest.param(["m", "--api-key= , "], {}, "api_key", id="keys that are none"),
+        pytest.param(["m", "--api-key-file=/no/keys"], {}, "api_key_file", id="a file of keys that is missing"),
+        pytest.param(["m", "--host=300.1.1.1"], {}, "300.1.1.1", id="an address that does not exist"),
+    ],
+)
+def test_a_wrong_setting_is_one_line_and_exit_code_2(arguments, env, named):
+    found = run(*arguments, **env)
+    assert found.returncode == 2
+    (line,) = found.stderr.splitlines()
+    assert named in line
+    assert line.startswith("pagetide serve: error: ")
+
+
+def test_a_taken_port_is_told_before_anything_loads():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        found = run("m", "--host=127.0.0.1", f"--port={taken.getsockname()[1]}")
+    assert found.returncode == 2
+    assert address in found.stderr
+    assert len(found.stderr.splitlines()) == 1
+
+
+def test_help_groups_flags_and_shows_defaults():
+    found = run("--help")
+    assert found.returncode == 0
+    for text in ("scheduling:", "memory:", "--max-num-seqs", "(default: 16)", "PAGETIDE_", "exit codes"):
+        assert text in found.stdout

@@ -1,0 +1,63 @@
+"""Access lines, structured logs, CORS, the OpenAPI document."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import httpx
+import pytest
+
+from pagetide_server.api.logs import JsonFormatter
+
+ORIGIN = "https://app.example"
+
+
+def test_an_access_line_tells_times_and_tokens(launch):
+    with launch("--log-format=json") as server:
+        head = {"x-request-id": "my-id"}
+        server.http.post("/v1/completions", json={"prompt": [300] * 5, "max_tokens": 3, "stream": True}, headers=head)
+        server.http.get("/livez")
+        assert server.stop() == 0
+        lines = [json.loads(line) for line in server.log.read_text().splitlines() if line.startswith("{")]
+    (line,) = [line for line in lines if line["logger"] == "pagetide.access"]
+    assert line["request_id"] == "my-id"
+    assert (line["prompt_tokens"], line["generated_tokens"], line["cached_tokens"]) == (5, 3, 0)
+    assert 0 <= line["queue_s"] <= line["seconds"]
+    assert line["prefill_s"] > 0 < line["decode_s"]
+    assert "POST /v1/completions 200" in line["message"]
+
+
+def test_a_path_cannot_forge_log_lines(launch):
+    with launch() as server:
+        server.http.get("/x%0aforged")
+        assert server.stop() == 0
+        assert not any(line.startswith("forged") for line in server.log.read_text().splitlines())
+
+
+def test_json_lines_hold_what_a_record_carries():
+    record = logging.makeLogRecord(
+        {"msg": "a\nb %s", "args": ("c",), "name": "n", "levelname": "INFO", "extra_field": 1}
+    )
+    line = JsonFormatter().format(record)
+    assert "\n" not in line
+    assert json.loads(line).items() >= {"message": "a\nb c", "logger": "n", "level": "info", "extra_field": 1}.items()
+
+
+@pytest.mark.parametrize(("flags", "allowed"), [((), None), (("--cors-origins=" + ORIGIN,), ORIGIN)], ids=["off", "on"])
+def test_cors_is_off_unless_asked(launch, flags, allowed):
+    with launch(*flags) as server:
+        ask = {"origin": ORIGIN, "access-control-request-method": "POST"}
+        answer = httpx.options(server.url + "/v1/completions", headers=ask)
+        assert answer.headers.get("access-control-allow-origin") == allowed
+        assert (answer.status_code == 200) is (allowed is not None)
+
+
+def test_the_openapi_document_has_the_request_bodies(server):
+    document = server.http.get("/openapi.json").json()
+    schemas = document["components"]["schemas"]
+    body = document["paths"]["/v1/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert body == {"$ref": "#/components/schemas/CompletionRequest"}
+    temperature = schemas["CompletionRequest"]["properties"]["temperature"]
+    assert {"type": "number", "minimum": 0, "maximum": 2} in temperature["anyOf"]
+    assert "prompt" in schemas["CompletionRequest"]["required"]

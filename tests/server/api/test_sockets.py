@@ -1,0 +1,188 @@
+"""Raw sockets: clients that leave, stall, send half or rubbish."""
+
+from __future__ import annotations
+
+import concurrent.futures as futures
+import http.client
+import json
+import random
+import socket
+import time
+
+import pytest
+
+LONG = {"prompt": "The old harbour", "max_tokens": 400, "ignore_eos": True, "cache_salt": "slow"}
+
+
+def connect(server, rcvbuf=None):
+    found = socket.socket()
+    if rcvbuf:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, rcvbuf)
+    found.settimeout(20)
+    found.connect(("127.0.0.1", server.port))
+    return found
+
+
+def wire(path, body):
+    data = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+    return head.encode() + data
+
+
+def opened(server, path="/v1/completions", **body):
+    found = connect(server)
+    found.sendall(wire(path, {**LONG, **body}))
+    return found
+
+
+def read_events(found, count):
+    data = b""
+    while data.count(b"data:") < count:
+        part = found.recv(4096)
+        assert part, data
+        data += part
+    return data
+
+
+def idle(server):
+    """Nothing runs, waits or holds blocks."""
+    names = ("requests_running", "requests_waiting", "kv_cache_utilization_ratio", "oldest_waiting_seconds")
+    return not any(server.metric(f"pagetide_{name}") for name in names)
+
+
+@pytest.mark.parametrize(
+    "request_fields",
+    [
+        pytest.param({"stream": True}, id="a stream"),
+        pytest.param({"stream": True, "n": 4}, id="a stream of four answers"),
+        pytest.param({"stream": True, "prompt": ["a", "b", "c"]}, id="a stream of three prompts"),
+        pytest.param({}, id="a whole answer"),
+        pytest.param({"n": 4, "best_of": 6}, id="the best of six"),
+    ],
+)
+def test_a_client_that_leaves_frees_everything(server, wait, request_fields):
+    wait(lambda: idle(server))
+    aborted = server.metric("pagetide_requests_total", finish_reason="abort")
+    found = opened(server, **request_fields)
+    if "stream" in request_fields:
+        read_events(found, 2)
+    else:
+        wait(lambda: server.metric("pagetide_requests_running"))
+    assert server.metric("pagetide_requests_running") >= 1
+    found.close()
+    assert wait(lambda: idle(server), 5) < 2
+    prompts = request_fields.get("prompt")
+    parts = len(prompts) if isinstance(prompts, list) else 1
+    assert server.metric("pagetide_requests_total", finish_reason="abort") - aborted == parts
+
+
+def test_a_client_that_leaves_while_it_waits_frees_its_place(launch, wait):
+    with launch("--max-num-seqs=1") as server:
+        first = opened(server, stream=True)
+        read_events(first, 1)
+        second = opened(server, stream=True)
+        wait(lambda: server.metric("pagetide_requests_waiting") == 1)
+        second.close()
+        wait(lambda: server.metric("pagetide_requests_waiting") == 0, 2)
+        assert server.metric("pagetide_requests_total", finish_reason="abort") == 1
+        first.close()
+        wait(lambda: idle(server))
+
+
+def test_clients_that_leave_at_random_leave_nothing(server, wait):
+    rng = random.Random(3)
+
+    def one(i):
+        found = opened(server, stream=i % 2 == 0)
+        time.sleep(rng.random() * 0.5)
+        found.close()
+
+    with futures.ThreadPoolExecutor(16) as pool:
+        list(pool.map(one, range(48)))
+    wait(lambda: idle(server), 10)
+    assert server.complete(prompt="x", max_tokens=1)
+
+
+def test_a_slow_reader_holds_up_nobody_and_loses_nothing(server):
+    body = {"prompt": "The old", "max_tokens": 400, "stream": True, "return_token_ids": True, "logprobs": 5}
+    found = connect(server, rcvbuf=2048)
+    found.sendall(wire("/v1/completions", body))
+    time.sleep(0.5)
+    assert server.complete(prompt="x", max_tokens=2)
+    data = b""
+    while b"[DONE]" not in data:
+        part = found.recv(1000)
+        assert part
+        data += part
+    found.close()
+    assert data.count(b"data: {") == 400 or b'"finish_reason":"length"' in data
+
+
+def test_pipelined_requests_are_answered_in_order(server):
+    found = connect(server)
+    prompts = ["The old", "In the market"]
+    found.sendall(b"".join(wire("/v1/completions", {"prompt": p, "max_tokens": 4}) for p in prompts))
+    texts = []
+    for _ in prompts:
+        response = http.client.HTTPResponse(found)
+        response.begin()
+        texts.append(json.loads(response.read())["choices"][0]["text"])
+    found.close()
+    assert texts == [server.complete(prompt=p, max_tokens=4)["choices"][0]["text"] for p in prompts]
+
+
+def test_half_requests_disturb_nobody_and_are_closed_in_time(server, wait):
+    data = wire("/v1/completions", {"prompt": "x", "max_tokens": 1})
+    halves = [connect(server) for _ in range(20)]
+    for number, found in enumerate(halves):
+        found.sendall(data[:20] if number % 2 else data[:-5])
+    assert server.complete(prompt="x", max_tokens=1)
+    halves[0].sendall(data[-5:])
+    assert halves[0].recv(100).startswith(b"HTTP/1.1 200")
+    # --header-timeout-s=2: half a head is closed, half a body is answered 408.
+    assert halves[1].recv(100) == b""
+    assert halves[2].recv(100).startswith(b"HTTP/1.1 408")
+    for found in halves:
+        found.close()
+
+
+@pytest.mark.parametrize(
+    "junk",
+    [
+        pytest.param(b"\x16\x03\x01\x02\x00\x01\x00", id="a TLS hello"),
+        pytest.param(b"GET\r\n\r\n", id="half a request line"),
+        pytest.param(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n", id="a negative length"),
+        pytest.param(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: x\r\n\r\n", id="a length that is no number"),
+        pytest.param(b"A" * 100_000 + b"\r\n\r\n", id="a very long line"),
+    ],
+)
+def test_rubbish_is_refused(server, junk):
+    found = connect(server)
+    try:
+        found.sendall(junk)
+        found.shutdown(socket.SHUT_WR)
+        answer = found.recv(100)
+        assert not answer or answer[9:10] == b"4"
+    except ConnectionError:
+        pass
+    found.close()
+    assert server.complete(prompt="x", max_tokens=1)
+
+
+def test_five_hundred_clients_at_once(server, wait):
+    wait(lambda: idle(server))
+    body = {"prompt": "The old harbour", "max_tokens": 4, "stream": True}
+    want = server.complete(prompt="The old harbour", max_tokens=4)["choices"][0]["text"]
+    sockets = [connect(server) for _ in range(500)]
+    for found in sockets:
+        found.sendall(wire("/v1/completions", body))
+    for found in sockets:
+        data = b""
+        while b"[DONE]" not in data:
+            data += found.recv(65536)
+        head, _, rest = data.partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200")
+        events = [json.loads(line[6:]) for line in rest.split(b"\n") if line.startswith(b"data: {")]
+        assert "".join(e["choices"][0]["text"] for e in events) == want
+        found.close()
+    wait(lambda: idle(server))
