@@ -123,7 +123,7 @@ class EngineConfig:
     max_body_mib: float = _setting(32.0, "Largest request body in MiB; more is answered 413.", "server", above=0)
     max_n: int = _setting(128, "Largest `n` and `best_of` of a request.", "server", low=1, high=65536)
     header_timeout_s: float = _setting(
-        30.0, "Seconds that a client gets to send its request, header and body each.", "server", above=0
+        30.0, "Seconds to wait for a request's head, and for each further piece of its body.", "server", above=0
     )
     keep_alive_s: float = _setting(75.0, "Seconds that an idle connection is kept open.", "server", low=0)
     tool_call_parser: Literal["auto", "none", "hermes", "llama3", "mistral"] = _setting(

@@ -23,7 +23,14 @@ from .protocol import CompletionRequest
 from .replies import Completion, TextChoice
 from .streaming import WatchedResponse, event, send_events, send_json
 from .usage import UsageWriter, best, note
-from .validation import DEFAULT_MAX_TOKENS, answer_length, check_stream_options, sampling_params, with_length
+from .validation import (
+    DEFAULT_MAX_TOKENS,
+    answer_length,
+    check_answers,
+    check_stream_options,
+    sampling_params,
+    with_length,
+)
 
 router = APIRouter()
 
@@ -100,6 +107,7 @@ async def _prepare(context: Context, body: CompletionRequest) -> _Job:
     params = sampling_params(body, limits)
     special = body.add_special_tokens is not False
     texts = await prompter.completion_prompts(body.prompt, special, body.truncate_prompt_tokens)
+    check_answers(len(texts), params)
     bad_words = prompter.tokenizer.bad_word_ids(params.bad_words)
     prompts = []
     for text in texts:

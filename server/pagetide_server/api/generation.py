@@ -8,7 +8,8 @@ import time
 from collections.abc import Sequence
 
 from ..engine.client import EngineClient, Prompt
-from ..engine.mailbox import EngineDead, Mailbox
+from ..engine.failures import EngineDead
+from ..engine.mailbox import Mailbox
 from ..engine.messages import SequenceOutput, TokenLogprobs
 from ..text.tokenizer import Tokenizer
 from .answer import Answer, Delta

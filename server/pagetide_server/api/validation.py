@@ -15,6 +15,7 @@ from .structures import structure_of
 DEFAULT_MAX_TOKENS = 16
 MAX_STOP_STRINGS = 64
 MAX_PROMPTS = 1024
+MAX_ANSWERS = 8192
 MAX_STOP_LENGTH = 4096
 
 
@@ -63,6 +64,17 @@ _PLAIN = (
     "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
     "ignore_eos", "min_tokens", "include_stop_str_in_output", "skip_special_tokens",
 )  # fmt: skip
+
+
+def check_answers(prompts: int, params: SamplingParams) -> None:
+    """Refuse more answers than one request may have at once.
+
+    Raises:
+        ApiError: 400.
+    """
+    count = prompts * (params.best_of or params.n)
+    if count > MAX_ANSWERS:
+        raise _wrong("n", params.best_of or params.n, f"{prompts} prompts make {count} answers; at most {MAX_ANSWERS}")
 
 
 def with_length(params: SamplingParams, max_tokens: int, bad_words: tuple[tuple[int, ...], ...] = ()) -> SamplingParams:

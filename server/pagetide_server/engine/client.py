@@ -16,9 +16,10 @@ import msgspec
 from pagetide_spec.config import EngineConfig
 from pagetide_spec.errors import PagetideError
 
+from .failures import EngineDead, EngineFailed
 from .launch import DEFAULT_CORE, EXIT_ENGINE, Launch
 from .link import Link
-from .mailbox import EngineDead, Mailbox
+from .mailbox import Mailbox, Prompt
 from .messages import (
     AbortRequest,
     AddRequest,
@@ -38,24 +39,6 @@ from .pulse import Pulse
 __all__ = ["EngineClient", "EngineDead", "EngineFailed", "Prompt"]
 
 EXIT_SECONDS = 5.0
-
-
-class EngineFailed(PagetideError):
-    """The engine could not start, or ended while serving; `exit_code` says which (launch.py)."""
-
-    def __init__(self, message: str, exit_code: int) -> None:
-        self.exit_code = exit_code
-        super().__init__(message)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Prompt:
-    """One prompt to continue."""
-
-    token_ids: list[int]
-    params: SamplingParams
-    priority: int = 0
-    cache_salt: str = ""
 
 
 class EngineClient:

@@ -1,16 +1,21 @@
-"""Where the outputs of one client call collect until it takes them: one wake-up for many tokens."""
+"""What is asked of the engine, and where its outputs collect until they are taken: one wake-up for many tokens."""
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 
-from pagetide_spec.errors import PagetideError
-
-from .messages import SequenceOutput
+from .messages import SamplingParams, SequenceOutput
 
 
-class EngineDead(PagetideError):
-    """The engine process has ended; nothing more will come."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt to continue."""
+
+    token_ids: list[int]
+    params: SamplingParams
+    priority: int = 0
+    cache_salt: str = ""
 
 
 class Mailbox:

@@ -182,6 +182,11 @@ def test_a_prompt_over_the_window_says_both_numbers(server):
     error_of(server.post(CHAT, messages=[{"role": "user", "content": "sea " * 1000}]), 400, "512")
 
 
+def test_a_batch_has_a_limit(server):
+    error_of(server.post(COMPLETION, prompt=["x"] * 1025), 400, "prompt")
+    error_of(server.post(COMPLETION, prompt=["x"] * 100, n=100), 400, "n")
+
+
 def test_a_huge_prompt_is_refused_before_it_is_tokenized(server):
     answer = server.post(COMPLETION, prompt="sea and sand " * 320_000)
     error_of(answer, 400, "512")

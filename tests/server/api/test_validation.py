@@ -1,0 +1,134 @@
+"""Requests to what the engine is asked: pure functions."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from pagetide_server.api.answer import Delta
+from pagetide_server.api.decoding import parse
+from pagetide_server.api.errors import ApiError
+from pagetide_server.api.middleware import key_matches
+from pagetide_server.api.protocol import ChatRequest, CompletionRequest
+from pagetide_server.api.splitting import tool_params
+from pagetide_server.api.usage import best
+from pagetide_server.api.validation import Limits, answer_length, sampling_params
+from pagetide_server.engine.messages import SamplingParams, TokenLogprobs
+
+LIMITS = Limits(max_model_len=100, vocab_size=50, max_n=8, default_seed=None)
+SCHEMA = {"type": "object"}
+
+
+def completion(**fields):
+    return parse(json.dumps({"prompt": "x", **fields}).encode(), CompletionRequest)
+
+
+def chat(**fields):
+    return parse(json.dumps({"messages": [{"role": "user", "content": "x"}], **fields}).encode(), ChatRequest)
+
+
+def params(**fields):
+    return sampling_params(completion(**fields), LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("fields", "name", "value"),
+    [
+        pytest.param({}, "temperature", 1.0, id="the default temperature"),
+        pytest.param({"temperature": 0}, "temperature", 0.0, id="greedy"),
+        pytest.param({"top_k": None}, "top_k", 0, id="null is as good as nothing"),
+        pytest.param({"stop": "a"}, "stop", ("a",), id="one stop string"),
+        pytest.param({"stop": ["a", "b"]}, "stop", ("a", "b"), id="two stop strings"),
+        pytest.param({"logit_bias": {"7": -100}}, "logit_bias", {7: -100.0}, id="a bias"),
+        pytest.param({"seed": 0}, "seed", 0, id="seed zero is a seed"),
+        pytest.param({"seed": -3}, "seed", -3, id="a negative seed"),
+        pytest.param({"logprobs": 0}, "logprobs", 0, id="no alternatives"),
+        pytest.param({"best_of": 3}, "logprobs", 0, id="choosing needs log probabilities"),
+        pytest.param({"best_of": 1}, "logprobs", None, id="nothing to choose from"),
+        pytest.param({"echo": True, "logprobs": 2}, "prompt_logprobs", 2, id="an echo with log probabilities"),
+        pytest.param({"echo": True}, "prompt_logprobs", None, id="an echo without"),
+        pytest.param({"min_tokens": 3}, "min_tokens", 3, id="a least length"),
+    ],
+)
+def test_fields_become_parameters(fields, name, value):
+    assert getattr(params(**fields), name) == value
+
+
+def test_the_servers_seed_is_for_requests_without_one():
+    limits = Limits(100, 50, 8, default_seed=5)
+    assert sampling_params(completion(), limits).seed == 5
+    assert sampling_params(completion(seed=0), limits).seed == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind", "value"),
+    [
+        pytest.param({"response_format": {"type": "text"}}, None, None, id="text"),
+        pytest.param({"response_format": {"type": "json_object"}}, "json_object", "", id="any object"),
+        pytest.param(
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}}, "json",
+            '{"type":"object"}', id="a schema",
+        ),
+        pytest.param({"guided_json": SCHEMA}, "json", '{"type":"object"}', id="guided by a schema"),
+        pytest.param({"guided_json": '{"type": "object"}'}, "json", '{"type":"object"}', id="guided by a text"),
+        pytest.param({"guided_regex": "a+"}, "regex", "a+", id="guided by a regex"),
+        pytest.param({"guided_choice": ["a", "b"]}, "choice", '["a","b"]', id="guided by a choice"),
+        pytest.param({"guided_grammar": "start: x"}, "grammar", "start: x", id="guided by a grammar"),
+        pytest.param({"structured_outputs": {"choice": ["a"]}}, "choice", '["a"]', id="the newer form"),
+        pytest.param({"structured_outputs": {"json_object": True}}, "json_object", "", id="the newer form, an object"),
+    ],
+)  # fmt: skip
+def test_forms_become_a_structure(fields, kind, value):
+    found = params(**fields).structure
+    assert (found and found.kind, found and found.value) == (kind, value)
+
+
+def test_two_forms_at_once_are_refused():
+    with pytest.raises(ApiError, match="only one"):
+        params(guided_regex="a", guided_choice=["a"])
+
+
+def test_a_forced_call_has_a_structure_and_shows_special_tokens():
+    tools = [{"type": "function", "function": {"name": "f", "parameters": SCHEMA}}]
+    plain = SamplingParams()
+    named = tool_params(chat(tools=tools, tool_choice={"type": "function", "function": {"name": "f"}}), plain)
+    assert json.loads(named.structure.value) == SCHEMA
+    required = tool_params(chat(tools=tools, tool_choice="required"), plain)
+    assert json.loads(required.structure.value)["minItems"] == 1
+    free = tool_params(chat(tools=tools), plain)
+    assert (free.structure, free.skip_special_tokens) == (None, False)
+    assert tool_params(chat(tools=tools, tool_choice="none"), plain) == plain
+
+
+@pytest.mark.parametrize(
+    ("prompt_len", "wanted", "default", "length"),
+    [
+        pytest.param(10, 5, 16, 5, id="what was asked for"),
+        pytest.param(10, None, 16, 16, id="the default"),
+        pytest.param(10, None, None, 90, id="all that is left"),
+        pytest.param(95, None, 16, 5, id="the default, cut"),
+        pytest.param(95, 5, 16, 5, id="exactly what is left"),
+        pytest.param(99, None, 16, 1, id="one token"),
+    ],
+)
+def test_an_answer_fits_into_the_window(prompt_len, wanted, default, length):
+    assert answer_length(prompt_len, wanted, default, LIMITS) == length
+
+
+@pytest.mark.parametrize(
+    ("authorization", "matches"),
+    [
+        ("Bearer one", True), ("bearer two", True), ("Bearer  two ", True), ("Bearer three", False), ("one", False),
+        ("Basic one", False), ("", False), ("Bearer", False), ("Bearer é", False), ("Bearer one two", False),
+    ],
+)  # fmt: skip
+def test_keys(authorization, matches):
+    assert key_matches(authorization, [b"one", b"two"]) is matches
+
+
+def test_the_best_answers_of_each_prompt_come_first():
+    means = [-3.0, -1.0, -2.0, -0.5, -4.0, -0.1]
+    deltas = [Delta(i, "", [], [TokenLogprobs(0, mean, 1)] * 2) for i, mean in enumerate(means)]
+    assert [d.index for d in best(deltas, 2, 3)] == [1, 2, 5, 3]
+    assert best(deltas, 3, 3) == deltas
