@@ -7,7 +7,9 @@ import datetime
 from collections.abc import Mapping
 from typing import Any
 
-from pagetide_spec.names import API_VERSION, FIELD_MANAGER, KIND, PLURAL
+import aiohttp
+
+from pagetide_spec.names import API_VERSION, FIELD_MANAGER, KIND, PATH_METRICS, PLURAL
 
 from .client import ApiError, Client
 from .kinds import BY_NAME, CHILD_SELECTOR, RESOURCE, Kind, collection_path, group_path
@@ -157,6 +159,21 @@ def _path_of(manifest: Object) -> str:
     metadata = manifest["metadata"]
     collection = collection_path(manifest["apiVersion"], BY_NAME[manifest["kind"]].plural, metadata.get("namespace"))
     return f"{collection}/{metadata['name']}"
+
+
+async def metrics_of(address: str) -> str:
+    """The metrics of one server, asked directly.
+
+    Raises:
+        OSError, TimeoutError: it gave no (good) answer.
+    """
+    timeout = aiohttp.ClientTimeout(total=2)
+    try:
+        async with aiohttp.ClientSession(timeout=timeout) as session, session.get(address + PATH_METRICS) as reply:
+            reply.raise_for_status()
+            return await reply.text()
+    except aiohttp.ClientError as error:
+        raise OSError(str(error)) from error
 
 
 async def every(client: Client, versions: Mapping[str, str], namespaces: list[str | None]) -> dict[str, list[Object]]:

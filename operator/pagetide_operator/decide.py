@@ -11,6 +11,7 @@ from typing import Any
 from pagetide_spec.errors import ResourceError
 from pagetide_spec.resource import InferenceService, dropped_fields, parse
 
+from .capacity import Capacity, total
 from .desired import Platform, children, wanted_replicas
 from .failures import Failure
 from .plan import Key, Plan, Settled, plan
@@ -24,10 +25,11 @@ _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 
 @dataclasses.dataclass(frozen=True)
 class Seen:
-    """What one decision is made from."""
+    """What one decision is made from. `capacities`: of pods, by uid."""
 
     resource: Object
     children: Sequence[Object]
+    capacities: Mapping[str, Capacity] = dataclasses.field(default_factory=dict)
 
     @property
     def deployment(self) -> Object | None:
@@ -76,7 +78,8 @@ def status_changes(
         after = invalid_status(service, seen.resource, seen.deployment, time)
     else:
         wanted = wanted_replicas(service, before)
-        after = service_status(service, before, Children(seen.deployment, seen.pods), wanted, trouble, time)
+        found = Children(seen.deployment, seen.pods, total(seen.pods, seen.capacities))
+        after = service_status(service, before, found, wanted, trouble, time)
     return changes(before, after)
 
 

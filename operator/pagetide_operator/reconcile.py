@@ -11,6 +11,7 @@ from pagetide_spec.errors import ResourceError
 from pagetide_spec.resource import InferenceService
 
 from . import act
+from .capacity import Meter
 from .client import ApiError, Client
 from .decide import Seen, event_for, look_again_after, plan_for, status_changes, understood
 from .desired import Platform, key_of
@@ -25,9 +26,9 @@ class Reconciler:
     """Brings services to their desired state, one call of `reconcile` each time that something may have changed."""
 
     def __init__(
-        self, client: Client, store: Store, platform: Platform, clock: Callable[[], float] = time.time
+        self, client: Client, store: Store, platform: Platform, meter: Meter, clock: Callable[[], float] = time.time
     ) -> None:
-        self._client, self._store, self._platform, self._clock = client, store, platform, clock
+        self._client, self._store, self._platform, self._meter, self._clock = client, store, platform, meter, clock
         self._settled: dict[Name, dict[Key, Settled]] = {}
 
     async def reconcile(self, name: Name) -> float | None:
@@ -43,13 +44,15 @@ class Reconciler:
         service, error = self._understood(resource), None
         if isinstance(service, InferenceService):
             error = await self._repair(service, self._seen(name, resource))
-        await self._report(self._seen(name, resource), service, error)
+        seen = self._seen(name, resource)
+        self._meter.ask(name, seen.pods)
+        await self._report(seen, service, error)
         if isinstance(error, ApiError):
             raise error
-        return look_again_after(self._seen(name, resource), self._platform.surge_patience, self._clock())
+        return look_again_after(seen, self._platform.surge_patience, self._clock())
 
     def _seen(self, name: Name, resource: Any) -> Seen:
-        return Seen(resource, self._store.children(name))
+        return Seen(resource, self._store.children(name), self._meter.known)
 
     def _understood(self, resource: Any) -> InferenceService | ResourceError:
         try:

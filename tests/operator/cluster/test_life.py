@@ -1,6 +1,7 @@
 """The life of a service on a real API server: made, kept, changed, scaled, deleted."""
 
 import asyncio
+import os
 
 import pytest
 
@@ -41,6 +42,27 @@ async def test_a_service_gets_its_children_and_becomes_ready(cluster, operator):
     assert status["url"] == f"http://llm.{cluster.namespace}.svc.cluster.local"
     reasons = {e["reason"] for e in await cluster.list("Event") if e["involvedObject"]["kind"] == KIND}
     assert {"Starting", "Ready"} <= reasons
+
+
+async def test_capacity_is_what_the_ready_servers_say_together(cluster, operator):
+    """An operator beside the cluster reaches its pods where their network is this machine's, as in the lab."""
+    if not os.environ.get("PAGETIDE_TEST_FAULTS"):
+        pytest.skip("pods are not reachable from here")
+    await cluster.create(cluster.manifest("llm", replicas=2))
+
+    async def capacity():
+        return (await cluster.service("llm")).get("status", {}).get("capacity")
+
+    async def is_known():
+        return await capacity() == {"kvTokens": 8192, "maxConcurrency": 16}
+
+    await cluster.until(is_known, 40)
+    await cluster.patch(KIND, "llm", {"spec": {"replicas": 0}}, "/scale")
+
+    async def is_gone():
+        return await capacity() is None
+
+    await cluster.until(is_gone, 40)
 
 
 async def test_at_rest_nothing_is_written(cluster, run_operator):
