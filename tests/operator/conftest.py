@@ -1,4 +1,4 @@
-"""Says at the end of a run what was left out for want of a control plane."""
+"""Says at the end of a run what was left out for want of a control plane or of helm."""
 
 import os
 
@@ -29,10 +29,15 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_terminal_summary(terminalreporter, config):
+    skipped = [str(r.longrepr) for r in terminalreporter.stats.get("skipped", [])]
+    without_helm = sum("needs helm" in reason for reason in skipped)
     count = len(config.stash[_left_out])
-    if count:
+    if count or without_helm:
         terminalreporter.section("left out")
+    if count:
         terminalreporter.line(f"{count} tests need a Kubernetes control plane: {_HOW}.")
+    if without_helm:
+        terminalreporter.line(f"{without_helm} tests need helm: put it on PATH, or name it in HELM.")
 
 
 @pytest.fixture

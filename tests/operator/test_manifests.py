@@ -1,6 +1,7 @@
 """What is installed: complete, consistent with the code, and no wider than needed."""
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -81,6 +82,20 @@ def test_the_operator_needs_no_torch():
     code = "import sys, pagetide_operator.main; sys.exit('torch' in sys.modules)"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     assert subprocess.run([sys.executable, "-c", code], env=environment, timeout=60).returncode == 0
+
+
+def test_a_busy_port_is_told_in_one_line(tmp_path):
+    config = {"clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:1"}}], "users": []}
+    contexts = [{"name": "x", "context": {"cluster": "c", "user": ""}}]
+    config |= {"apiVersion": "v1", "kind": "Config", "contexts": contexts, "current-context": "x"}
+    (tmp_path / "config").write_text(yaml.safe_dump(config))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "KUBECONFIG": str(tmp_path / "config")}
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        command = [sys.executable, "-m", "pagetide_operator.main", f"--metrics-port={port}"]
+        done = subprocess.run(command, env=environment, timeout=60, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"pagetide operator: --metrics-port: {port}: ")
 
 
 def test_without_a_cluster_it_says_so_in_one_line(tmp_path):
