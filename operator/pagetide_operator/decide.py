@@ -49,11 +49,20 @@ def understood(resource: Object) -> InferenceService:
         ResourceError: it is invalid, or has a field that the API server dropped without a word.
     """
     service = parse(resource)
-    annotations = resource["metadata"].get("annotations") or {}
-    problems = dropped_fields(json.loads(annotations.get(_LAST_APPLIED) or "{}"))
+    problems = dropped_fields(_last_applied(resource))
     if problems:
         raise ResourceError(problems)
     return service
+
+
+def _last_applied(resource: Object) -> Object:
+    """The manifest that kubectl noted in the resource; an empty one where there is none that can be read."""
+    annotations = resource["metadata"].get("annotations") or {}
+    try:
+        found = json.loads(annotations.get(_LAST_APPLIED) or "{}")
+    except json.JSONDecodeError:  # not kubectl's work, and no reason to refuse a valid resource
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def plan_for(

@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,14 @@ def test_the_flags_of_the_manifest_are_flags_of_the_command():
     options = options_from(parser().parse_args(container["args"][1:]))
     assert (options.namespaces, options.image) == ((), DEFAULT_IMAGE)
     assert options.lease_namespace is not None
+
+
+def test_all_images_have_the_version_of_the_project():
+    project = tomllib.loads((MANIFESTS.parent / "pyproject.toml").read_text())["project"]["version"]
+    chart = yaml.safe_load((MANIFESTS.parent / "charts/pagetide/Chart.yaml").read_text())
+    workloads = [find(f"{n}.yaml", "Deployment", f"pagetide-{n}") for n in ("operator", "gateway")]
+    images = [DEFAULT_IMAGE, *(w["spec"]["template"]["spec"]["containers"][0]["image"] for w in workloads)]
+    assert {i.rpartition(":")[2] for i in images} | {chart["version"], chart["appVersion"]} == {project}
 
 
 def test_the_operator_needs_no_torch():
