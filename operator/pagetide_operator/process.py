@@ -171,13 +171,13 @@ class Operator:
         names: list[str | None] = list(self._options.namespaces) or [None]
         found = await self._patiently(lambda: act.every(self._client, self._versions, names))
         corrected = {}
-        for kind, objects in found.items():
-            wrong = self._store.replace(kind, objects)
+        for kind, listing in found.items():
+            wrong = self._store.replace(kind, listing.objects, listing.version)
             corrected[kind] = len(wrong)
             self._telemetry.corrections.labels(kind).inc(len(wrong) if self._synced.is_set() else 0)
             for name in wrong:
                 self._queue.add(name)
-        self._meter.forget_all_but({pod["metadata"]["uid"] for pod in found["Pod"]})
+        self._meter.forget_all_but({pod["metadata"]["uid"] for pod in found["Pod"].objects})
         self._telemetry.services.set(len(self._store.resources()))
         return corrected
 

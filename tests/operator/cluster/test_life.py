@@ -6,7 +6,14 @@ import os
 import pytest
 
 from pagetide_operator.client import ApiError
-from pagetide_spec.names import ANNOTATION_APPLIED, ANNOTATION_PAUSED, ANNOTATION_TEMPLATE, KIND, LABEL_NAME
+from pagetide_spec.names import (
+    ANNOTATION_APPLIED,
+    ANNOTATION_PAUSED,
+    ANNOTATION_TEMPLATE,
+    KIND,
+    LABEL_NAME,
+    LABEL_SERVICE,
+)
 
 pytestmark = pytest.mark.cluster
 
@@ -118,6 +125,17 @@ async def test_a_deleted_child_comes_back(cluster, operator, kind, name):
         return found is not None and found["metadata"]["uid"] != gone
 
     await cluster.until(is_back)
+
+
+async def test_a_child_that_lost_its_labels_gets_them_back(cluster, operator):
+    await cluster.create(cluster.manifest("llm", replicas=0))
+    await cluster.until(lambda: cluster.find("PodDisruptionBudget", "llm"))
+    await cluster.patch("Service", "llm", {"metadata": {"labels": {LABEL_SERVICE: None}}})
+
+    async def has_them():
+        return (await cluster.get("Service", "llm"))["metadata"]["labels"].get(LABEL_SERVICE) == "llm"
+
+    await cluster.until(has_them)
 
 
 async def test_changed_settings_roll_the_pods(cluster, nodes, operator):
