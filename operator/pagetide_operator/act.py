@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import datetime
 from collections.abc import Mapping
 from typing import Any
 
-from pagetide_spec.names import API_VERSION, FIELD_MANAGER, KIND, PLURAL
+import aiohttp
+
+from pagetide_spec.names import API_VERSION, FIELD_MANAGER, KIND, PATH_METRICS, PLURAL
 
 from .client import ApiError, Client
 from .kinds import BY_NAME, CHILD_SELECTOR, RESOURCE, Kind, collection_path, group_path
@@ -18,10 +21,6 @@ Object = Mapping[str, Any]
 _APPLY = "application/apply-patch+yaml"
 _MERGE = "application/merge-patch+json"
 _PAGE = "500"
-
-
-class NameTaken(Exception):
-    """An object of that name exists and is not ours; it is left alone."""
 
 
 async def discover(client: Client, kind: Kind) -> str | None:
@@ -38,8 +37,16 @@ async def discover(client: Client, kind: Kind) -> str | None:
     return None
 
 
-async def listed(client: Client, kind: Kind, version: str, namespace: str | None) -> list[Object]:
-    """All objects of a kind that concern us, page by page."""
+@dataclasses.dataclass(frozen=True)
+class Listing:
+    """All objects of a kind that concern us, as they were at a version of the cluster."""
+
+    objects: list[Object]
+    version: str
+
+
+async def listed(client: Client, kind: Kind, version: str, namespace: str | None) -> Listing:
+    """List a kind page by page; all pages show the state of the first."""
     query = {"limit": _PAGE} if kind is RESOURCE else {"limit": _PAGE, "labelSelector": CHILD_SELECTOR}
     out: list[Object] = []
     while True:
@@ -47,7 +54,7 @@ async def listed(client: Client, kind: Kind, version: str, namespace: str | None
         out += [{"apiVersion": version, "kind": kind.name, **item} for item in page.get("items", [])]
         token = page.get("metadata", {}).get("continue")
         if not token:
-            return out
+            return Listing(out, page.get("metadata", {}).get("resourceVersion", ""))
         query = {**query, "continue": token}
 
 
@@ -61,23 +68,18 @@ async def apply(client: Client, manifest: Object) -> Object:
     return await client.request("PATCH", _path_of(manifest), query, dict(manifest), _APPLY)
 
 
-async def apply_new(client: Client, manifest: Object, uid: str) -> Object:
-    """The same for something that nobody has seen yet, unless it is there and not controlled by `uid`.
+async def find(client: Client, manifest: Object) -> Object | None:
+    """What stands at the place of `manifest` now, or None.
 
     Raises:
-        NameTaken: it is somebody else's.
         ApiError: refused.
     """
     try:
-        found = await client.request("GET", _path_of(manifest))
+        return await client.request("GET", _path_of(manifest))
     except ApiError as error:
-        if error.code != 404:
-            raise
-        return await apply(client, manifest)
-    owners = found["metadata"].get("ownerReferences") or []
-    if not any(o["uid"] == uid for o in owners):
-        raise NameTaken(f"{manifest['kind']} {manifest['metadata']['name']} exists and belongs to somebody else")
-    return await apply(client, manifest)
+        if error.code == 404:
+            return None
+        raise
 
 
 async def delete(client: Client, what: Delete, namespace: str) -> None:
@@ -159,11 +161,26 @@ def _path_of(manifest: Object) -> str:
     return f"{collection}/{metadata['name']}"
 
 
-async def every(client: Client, versions: Mapping[str, str], namespaces: list[str | None]) -> dict[str, list[Object]]:
-    """All objects of all known kinds: kind -> objects."""
-    wanted = [(BY_NAME[kind], version) for kind, version in versions.items()]
-    out: dict[str, list[Object]] = {}
-    for kind, version in wanted:
-        parts = await asyncio.gather(*(listed(client, kind, version, ns) for ns in namespaces))
-        out[kind.name] = [thing for part in parts for thing in part]
+async def metrics_of(address: str) -> str:
+    """The metrics of one server, asked directly.
+
+    Raises:
+        OSError, TimeoutError: it gave no (good) answer.
+    """
+    timeout = aiohttp.ClientTimeout(total=2)
+    try:
+        async with aiohttp.ClientSession(timeout=timeout) as session, session.get(address + PATH_METRICS) as reply:
+            reply.raise_for_status()
+            return await reply.text()
+    except aiohttp.ClientError as error:
+        raise OSError(str(error)) from error
+
+
+async def every(client: Client, versions: Mapping[str, str], namespaces: list[str | None]) -> dict[str, Listing]:
+    """All objects of all known kinds: kind -> listing. Of several namespaces the oldest version counts."""
+    out = {}
+    for kind, version in versions.items():
+        parts = await asyncio.gather(*(listed(client, BY_NAME[kind], version, ns) for ns in namespaces))
+        oldest = min((p.version for p in parts), key=lambda v: int(v) if v.isdecimal() else 0)
+        out[kind] = Listing([thing for part in parts for thing in part.objects], oldest)
     return out

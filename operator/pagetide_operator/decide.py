@@ -11,6 +11,7 @@ from typing import Any
 from pagetide_spec.errors import ResourceError
 from pagetide_spec.resource import InferenceService, dropped_fields, parse
 
+from .capacity import Capacity, total
 from .desired import Platform, children, wanted_replicas
 from .failures import Failure
 from .plan import Key, Plan, Settled, plan
@@ -24,10 +25,11 @@ _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 
 @dataclasses.dataclass(frozen=True)
 class Seen:
-    """What one decision is made from."""
+    """What one decision is made from. `capacities`: of pods, by uid."""
 
     resource: Object
     children: Sequence[Object]
+    capacities: Mapping[str, Capacity] = dataclasses.field(default_factory=dict)
 
     @property
     def deployment(self) -> Object | None:
@@ -47,11 +49,20 @@ def understood(resource: Object) -> InferenceService:
         ResourceError: it is invalid, or has a field that the API server dropped without a word.
     """
     service = parse(resource)
-    annotations = resource["metadata"].get("annotations") or {}
-    problems = dropped_fields(json.loads(annotations.get(_LAST_APPLIED) or "{}"))
+    problems = dropped_fields(_last_applied(resource))
     if problems:
         raise ResourceError(problems)
     return service
+
+
+def _last_applied(resource: Object) -> Object:
+    """The manifest that kubectl noted in the resource; an empty one where there is none that can be read."""
+    annotations = resource["metadata"].get("annotations") or {}
+    try:
+        found = json.loads(annotations.get(_LAST_APPLIED) or "{}")
+    except json.JSONDecodeError:  # not kubectl's work, and no reason to refuse a valid resource
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def plan_for(
@@ -76,7 +87,8 @@ def status_changes(
         after = invalid_status(service, seen.resource, seen.deployment, time)
     else:
         wanted = wanted_replicas(service, before)
-        after = service_status(service, before, Children(seen.deployment, seen.pods), wanted, trouble, time)
+        found = Children(seen.deployment, seen.pods, total(seen.pods, seen.capacities))
+        after = service_status(service, before, found, wanted, trouble, time)
     return changes(before, after)
 
 

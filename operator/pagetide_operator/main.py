@@ -31,9 +31,12 @@ def main(argv: Sequence[str]) -> int:
         return 2
     try:
         asyncio.run(_run(configuration, options_from(args)))
-    except (OperatorError, OSError) as error:
+    except OperatorError as error:
         print(f"pagetide operator: {error}", file=sys.stderr)
         return 1
+    except OSError as error:
+        print(f"pagetide operator: --metrics-port: {args.metrics_port}: {error.strerror}", file=sys.stderr)
+        return 2
     return 0
 
 

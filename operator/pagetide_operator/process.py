@@ -21,6 +21,7 @@ import kubernetes.client
 from pagetide_spec.errors import PagetideError
 
 from . import act, telemetry
+from .capacity import Meter
 from .client import ApiError, Client
 from .desired import Platform
 from .handlers import Sight, registry_for, settings_for
@@ -69,6 +70,7 @@ class Operator:
         self._sight = Sight(self._store, self._queue)
         self._telemetry = telemetry.Telemetry()
         self._watchdog = Watchdog()
+        self._meter = Meter(act.metrics_of, self._queue.add)
         self._versions: dict[str, str] = {}
         self._synced = asyncio.Event()
         self.stop = asyncio.Event()
@@ -85,8 +87,9 @@ class Operator:
             stack.push_async_callback(self._client.close)
             server = await telemetry.serve(self._telemetry, self._options.metrics_port, self._synced.is_set)
             stack.push_async_callback(server.cleanup)
-            reconciler = Reconciler(self._client, self._store, await self._discover())
-            await self._until_stopped(self._watch(), self._relist_for_ever(), self._lead(reconciler))
+            reconciler = Reconciler(self._client, self._store, await self._discover(), self._meter)
+            parts = self._watch(), self._relist_for_ever(), self._lead(reconciler), self._meter.run()
+            await self._until_stopped(*parts)
 
     async def _discover(self) -> Platform:
         """Find out what this cluster has; waits for the API server as long as it takes."""
@@ -168,12 +171,13 @@ class Operator:
         names: list[str | None] = list(self._options.namespaces) or [None]
         found = await self._patiently(lambda: act.every(self._client, self._versions, names))
         corrected = {}
-        for kind, objects in found.items():
-            wrong = self._store.replace(kind, objects)
+        for kind, listing in found.items():
+            wrong = self._store.replace(kind, listing.objects, listing.version)
             corrected[kind] = len(wrong)
             self._telemetry.corrections.labels(kind).inc(len(wrong) if self._synced.is_set() else 0)
             for name in wrong:
                 self._queue.add(name)
+        self._meter.forget_all_but({pod["metadata"]["uid"] for pod in found["Pod"].objects})
         self._telemetry.services.set(len(self._store.resources()))
         return corrected
 

@@ -11,24 +11,30 @@ from pagetide_spec.errors import ResourceError
 from pagetide_spec.resource import InferenceService
 
 from . import act
+from .capacity import Meter
 from .client import ApiError, Client
 from .decide import Seen, event_for, look_again_after, plan_for, status_changes, understood
 from .desired import Platform, key_of
 from .failures import Failure
-from .plan import Apply, Delete, Key, Plan, Settled, settlement
-from .store import Name, Store
+from .plan import Apply, Delete, Key, Plan, Settled, is_owned, settlement
+from .store import Name, Store, service_of
 
 logger = logging.getLogger(__name__)
+
+
+class NameTaken(Exception):
+    """An object of that name exists and is not ours; it is left alone."""
 
 
 class Reconciler:
     """Brings services to their desired state, one call of `reconcile` each time that something may have changed."""
 
     def __init__(
-        self, client: Client, store: Store, platform: Platform, clock: Callable[[], float] = time.time
+        self, client: Client, store: Store, platform: Platform, meter: Meter, clock: Callable[[], float] = time.time
     ) -> None:
-        self._client, self._store, self._platform, self._clock = client, store, platform, clock
+        self._client, self._store, self._platform, self._meter, self._clock = client, store, platform, meter, clock
         self._settled: dict[Name, dict[Key, Settled]] = {}
+        self._late: set[Name] = set()  # services of which a child was seen only while they were looked at
 
     async def reconcile(self, name: Name) -> float | None:
         """Bring one service to its desired state; returns after how many seconds to look again, if at all.
@@ -40,16 +46,21 @@ class Reconciler:
         if resource is None or "deletionTimestamp" in resource["metadata"]:
             self._settled.pop(name, None)
             return None
+        self._late.discard(name)
         service, error = self._understood(resource), None
         if isinstance(service, InferenceService):
             error = await self._repair(service, self._seen(name, resource))
-        await self._report(self._seen(name, resource), service, error)
+        seen = self._seen(name, resource)
+        self._meter.ask(name, seen.pods)
+        await self._report(seen, service, error)
         if isinstance(error, ApiError):
             raise error
-        return look_again_after(self._seen(name, resource), self._platform.surge_patience, self._clock())
+        if name in self._late:
+            return 0.0
+        return look_again_after(seen, self._platform.surge_patience, self._clock())
 
     def _seen(self, name: Name, resource: Any) -> Seen:
-        return Seen(resource, self._store.children(name))
+        return Seen(resource, self._store.children(name), self._meter.known)
 
     def _understood(self, resource: Any) -> InferenceService | ResourceError:
         try:
@@ -57,15 +68,15 @@ class Reconciler:
         except ResourceError as error:
             return error
 
-    async def _repair(self, service: InferenceService, seen: Seen) -> ApiError | act.NameTaken | None:
+    async def _repair(self, service: InferenceService, seen: Seen) -> ApiError | NameTaken | None:
         """Carry out the plan; the first thing that went wrong, after trying everything."""
         settled = self._settled.setdefault((service.namespace, service.name), {})
         todo = plan_for(service, seen, self._platform, settled, self._clock())
-        errors: list[ApiError | act.NameTaken] = [_taken(todo)] if todo.taken else []
+        errors: list[ApiError | NameTaken] = [_taken(todo)] if todo.taken else []
         for action in todo.actions:
             try:
                 await self._perform(action, service, settled)
-            except (ApiError, act.NameTaken) as error:
+            except (ApiError, NameTaken) as error:
                 errors.append(error)
         return errors[0] if errors else None
 
@@ -76,16 +87,32 @@ class Reconciler:
             return
         manifest = action.manifest
         kind, name = key_of(manifest)
+        if action.is_new and await self._was_there(manifest, service):
+            return
         logger.info("%s/%s: apply %s %s", service.namespace, service.name, kind, name)
-        if action.is_new:
-            found = await act.apply_new(self._client, manifest, service.uid)
-        else:
-            found = await act.apply(self._client, manifest)
+        found = await act.apply(self._client, manifest)
         settled[kind, name] = settlement(manifest, found)
         self._store.put(kind, found)
 
+    async def _was_there(self, manifest: Any, service: InferenceService) -> bool:
+        """Whether a child that nobody had seen yet exists and is ours: then decide anew, knowing it.
+
+        One that has lost its label is not seen by any watch; it is for us to apply.
+        """
+        found = await act.find(self._client, manifest)
+        if found is None:
+            return False
+        kind, name = key_of(manifest)
+        if not is_owned(found, service.uid):
+            raise NameTaken(f"{kind} {name} exists and belongs to somebody else")
+        if service_of(kind, found) != (service.namespace, service.name):
+            return False
+        self._store.put(kind, found)
+        self._late.add((service.namespace, service.name))
+        return True
+
     async def _report(
-        self, seen: Seen, service: InferenceService | ResourceError, error: ApiError | act.NameTaken | None
+        self, seen: Seen, service: InferenceService | ResourceError, error: ApiError | NameTaken | None
     ) -> None:
         """Write the status where it changed, and tell of a new state of readiness."""
         before = seen.resource.get("status") or {}
@@ -101,16 +128,16 @@ class Reconciler:
             await act.post_event(self._client, seen.resource, *event)
 
 
-def trouble_of(error: ApiError | act.NameTaken | None) -> Failure | None:
+def trouble_of(error: ApiError | NameTaken | None) -> Failure | None:
     """What a failed action means for the status. An unreachable server, or one that is busy, is no fault of the
     service: its status stays until the next try."""
-    if isinstance(error, act.NameTaken):
+    if isinstance(error, NameTaken):
         return Failure("NameConflict", str(error))
     if error is None or error.is_temporary:
         return None
     return Failure("ApplyFailed", error.message)
 
 
-def _taken(todo: Plan) -> act.NameTaken:
+def _taken(todo: Plan) -> NameTaken:
     what = ", ".join(f"{kind} {name}" for kind, name in todo.taken)
-    return act.NameTaken(f"{what} exists and belongs to somebody else")
+    return NameTaken(f"{what} exists and belongs to somebody else")

@@ -10,6 +10,7 @@ from pagetide_spec.errors import ResourceError
 from pagetide_spec.names import selector_labels
 from pagetide_spec.resource import InferenceService
 
+from .capacity import Capacity, is_ready
 from .failures import Failure, worst_failure
 from .rollout import is_one_by_one, is_rolling, template_hash
 
@@ -32,10 +33,11 @@ class Verdict:
 
 @dataclasses.dataclass(frozen=True)
 class Children:
-    """The live children that the status is made of."""
+    """The live children that the status is made of, and what the ready ones can hold, if that is known."""
 
     deployment: Object | None
     pods: Sequence[Object]
+    capacity: Capacity | None = None
 
 
 def service_status(
@@ -51,6 +53,7 @@ def service_status(
     labels = selector_labels(service.name)
     return {
         **_counts(children.deployment),
+        **_capacity(children),
         "desiredReplicas": wanted,
         "selector": ",".join(f"{k}={v}" for k, v in sorted(labels.items())),
         "url": f"http://{service.name}.{service.namespace}.svc.cluster.local",
@@ -138,6 +141,20 @@ def _current_pods(children: Children) -> list[Object]:
 def _counts(deployment: Object | None) -> dict[str, int]:
     status = (deployment or {}).get("status", {})
     return {"replicas": status.get("replicas", 0), "readyReplicas": status.get("readyReplicas", 0)}
+
+
+def _capacity(children: Children) -> Status:
+    """What is known stays until it is known better; nothing is left where nothing is ready."""
+    if not any(map(is_ready, children.pods)):
+        return {"capacity": None}
+    if children.capacity is None:
+        return {}
+    return {
+        "capacity": {
+            "kvTokens": children.capacity.kv_tokens,
+            "maxConcurrency": children.capacity.max_concurrency,
+        }
+    }
 
 
 def _conditions(before: Object, verdicts: Sequence[Verdict], generation: int, now: str) -> list[Status]:

@@ -10,6 +10,9 @@ from pagetide_spec.names import KIND, LABEL_SERVICE
 Object = Mapping[str, Any]
 Name = tuple[str, str]
 
+# An answer is late by seconds at most.
+_MOST_ENDS = 10_000
+
 
 class Store:
     """Objects by kind, namespace and name, and the children of each service."""
@@ -17,15 +20,18 @@ class Store:
     def __init__(self) -> None:
         self._objects: dict[str, dict[Name, Object]] = {}
         self._children: dict[Name, dict[tuple[str, str], Object]] = {}
+        self._gone: dict[str, str] = {}
 
     def put(self, kind: str, found: Object) -> Name | None:
-        """Remember an object unless a later state of it is known; returns the service it concerns."""
+        """Remember an object unless a later state of it, or its end, is known; returns the service it concerns."""
         metadata = {k: v for k, v in found["metadata"].items() if k != "managedFields"}
         thing = {**found, "kind": kind, "metadata": metadata}
         name = name_of(thing)
         known = self._objects.setdefault(kind, {}).get(name)
-        if known is not None and _is_older(thing, known):
+        if known is not None and _is_same(thing, known) and _is_older(_version(thing), _version(known)):
             return service_of(kind, known)
+        if _is_older(_version(thing), self._gone.get(metadata.get("uid", ""), "")):
+            return service_of(kind, thing)
         self._objects[kind][name] = thing
         owner = service_of(kind, thing)
         if owner is not None and kind != KIND:
@@ -35,22 +41,35 @@ class Store:
     def remove(self, kind: str, gone: Object) -> Name | None:
         """Forget an object, unless another of the same name has taken its place; returns its service."""
         name = name_of(gone)
+        self._note_end(gone)
         known = self._objects.get(kind, {}).get(name)
-        if known is None or known["metadata"].get("uid") != gone["metadata"].get("uid"):
+        if known is None or not _is_same(known, gone):
             return service_of(kind, gone)
+        return self._drop(kind, name, known)
+
+    def _note_end(self, gone: Object) -> None:
+        """The answer to a write of our own may come after the news that its object is deleted already."""
+        self._gone[gone["metadata"].get("uid", "")] = _version(gone)
+        while len(self._gone) > _MOST_ENDS:
+            del self._gone[next(iter(self._gone))]
+
+    def _drop(self, kind: str, name: Name, known: Object) -> Name | None:
         del self._objects[kind][name]
         owner = service_of(kind, known)
         if owner is not None and kind != KIND:
             self._children.get(owner, {}).pop((kind, name[1]), None)
         return owner
 
-    def replace(self, kind: str, found: Iterable[Object]) -> set[Name]:
-        """Make `found` all there is of `kind`; returns the services about which the store was wrong."""
+    def replace(self, kind: str, found: Iterable[Object], version: str) -> set[Name]:
+        """Make `found` all there was of `kind` at `version`; returns the services about which the store was wrong.
+
+        What has come to be after `version` stays.
+        """
         listed = {name_of(o): o for o in found}
         wrong: set[Name | None] = set()
         for name, known in list(self._objects.get(kind, {}).items()):
-            if name not in listed:
-                wrong.add(self.remove(kind, known))
+            if name not in listed and not _is_older(version, _version(known)):
+                wrong.add(self._drop(kind, name, known))
         for name, thing in listed.items():
             known = self._objects.get(kind, {}).get(name, {})
             if known.get("metadata", {}).get("resourceVersion") != thing["metadata"].get("resourceVersion"):
@@ -84,13 +103,18 @@ def service_of(kind: str, thing: Object) -> Name | None:
     return (namespace, label) if label else None
 
 
-def _is_older(thing: Object, known: Object) -> bool:
-    """Whether a late event brings a state before one that a write of our own has returned already.
+def _is_same(thing: Object, other: Object) -> bool:
+    """Whether both are states of one object, not of two that had the same name one after the other."""
+    return bool(thing["metadata"].get("uid") == other["metadata"].get("uid"))
 
-    Versions of one object are comparable as numbers on every API server there is; where they are no numbers, the
-    last to come counts.
+
+def _version(thing: Object) -> str:
+    return str(thing["metadata"].get("resourceVersion", ""))
+
+
+def _is_older(new: str, old: str) -> bool:
+    """Whether version `new` is before `old`: watches, lists and the answers to our writes overtake each other.
+
+    Versions are comparable as numbers on every API server there is; where they are no numbers, the last to come counts.
     """
-    if thing["metadata"].get("uid") != known["metadata"].get("uid"):
-        return False
-    new, old = (str(o["metadata"].get("resourceVersion", "")) for o in (thing, known))
     return new.isdecimal() and old.isdecimal() and int(new) < int(old)

@@ -1,14 +1,24 @@
-"""Says at the end of a run what was left out for want of a control plane."""
+"""Says at the end of a run what was left out for want of a control plane or of helm."""
 
 import os
+import shutil
+import socket
+import ssl
+import subprocess
+import time
+import urllib.request
+from pathlib import Path
 
 import pytest
+import yaml
 
 from pagetide_spec.names import API_VERSION, KIND
 
 VARIABLE = "PAGETIDE_TEST_KUBECONFIG"
+BINARIES = "KUBEBUILDER_ASSETS"
 _HOW = (
-    f"set {VARIABLE} to the kubeconfig of any cluster (kind, k3s, minikube), or, beside the lab and as root: "
+    f"set {VARIABLE} to the kubeconfig of any cluster (kind, k3s, minikube); or {BINARIES} to a folder with etcd and "
+    "kube-apiserver, for what needs no nodes; or, beside the lab and as root: "
     'eval "$(.ci/lab up /tmp/pagetide-lab)" before and `.ci/lab down /tmp/pagetide-lab` after'
 )
 _left_out = pytest.StashKey[list]()
@@ -20,19 +30,27 @@ def pytest_configure(config):
 
 @pytest.hookimpl(trylast=True)  # what was deselected is not missed
 def pytest_collection_modifyitems(config, items):
-    if os.environ.get(VARIABLE):
+    if os.environ.get(VARIABLE) or os.environ.get(BINARIES):
         return
     for item in items:
         if item.get_closest_marker("cluster"):
             config.stash[_left_out].append(item.nodeid)
-            item.add_marker(pytest.mark.skip(reason=f"needs a Kubernetes control plane: {VARIABLE}"))
+            item.add_marker(pytest.mark.skip(reason=f"needs a Kubernetes control plane: {VARIABLE} or {BINARIES}"))
 
 
 def pytest_terminal_summary(terminalreporter, config):
+    skipped = [str(r.longrepr) for r in terminalreporter.stats.get("skipped", [])]
+    without_helm = sum("needs helm" in reason for reason in skipped)
     count = len(config.stash[_left_out])
-    if count:
+    without_nodes = sum("needs nodes" in reason for reason in skipped)
+    if count or without_helm or without_nodes:
         terminalreporter.section("left out")
+    if count:
         terminalreporter.line(f"{count} tests need a Kubernetes control plane: {_HOW}.")
+    if without_nodes:
+        terminalreporter.line(f"{without_nodes} tests need nodes that run pods: set {VARIABLE} to a whole cluster.")
+    if without_helm:
+        terminalreporter.line(f"{without_helm} tests need helm: put it on PATH, or name it in HELM.")
 
 
 @pytest.fixture
@@ -45,3 +63,75 @@ def service():
         return out | {"spec": {"model": {"uri": "hf://org/name"}} | spec, "status": status or {}}
 
     return make
+
+
+@pytest.fixture(scope="session")
+def kubeconfig(tmp_path_factory):
+    """Path of a kubeconfig: the one that is named, or that of an API server started from KUBEBUILDER_ASSETS."""
+    if os.environ.get(VARIABLE):
+        yield os.environ[VARIABLE]
+        return
+    with BareControlPlane(Path(os.environ[BINARIES]), tmp_path_factory.mktemp("control-plane")) as plane:
+        yield str(plane.kubeconfig)
+
+
+class BareControlPlane:
+    """etcd and kube-apiserver, and nothing else: no controllers, no nodes."""
+
+    def __init__(self, binaries, work):
+        self._binaries, self._work, self._children = binaries, work, []
+        self.kubeconfig = work / "kubeconfig"
+        self._etcd, self._peer, self._api = _free_ports(3)
+
+    def __enter__(self):
+        urls = [f"http://127.0.0.1:{port}" for port in (self._etcd, self._peer)]
+        self._start("etcd", f"--data-dir={self._work}/etcd", f"--listen-client-urls={urls[0]}", "--unsafe-no-fsync",
+                    f"--advertise-client-urls={urls[0]}", f"--listen-peer-urls={urls[1]}")  # fmt: skip
+        key = self._work / "key.pem"
+        subprocess.run(["openssl", "genrsa", "-out", str(key), "2048"], check=True, capture_output=True)
+        (self._work / "tokens.csv").write_text("admin-token,admin,admin,system:masters\n")
+        self._start("kube-apiserver", f"--etcd-servers={urls[0]}", f"--secure-port={self._api}",
+                    "--bind-address=127.0.0.1", f"--cert-dir={self._work}", "--service-cluster-ip-range=10.0.0.0/24",
+                    f"--token-auth-file={self._work}/tokens.csv", "--authorization-mode=RBAC",
+                    "--disable-admission-plugins=ServiceAccount", "--service-account-issuer=https://localhost",
+                    f"--service-account-key-file={key}", f"--service-account-signing-key-file={key}")  # fmt: skip
+        cluster = {"server": f"https://127.0.0.1:{self._api}", "certificate-authority": f"{self._work}/apiserver.crt"}
+        parts = {"clusters": [{"name": "c", "cluster": cluster}], "current-context": "x"}
+        parts |= {"users": [{"name": "u", "user": {"token": "admin-token"}}]}
+        parts |= {"contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}]}
+        self.kubeconfig.write_text(yaml.safe_dump({"apiVersion": "v1", "kind": "Config", **parts}))
+        self._wait()
+        return self
+
+    def __exit__(self, *_):
+        for child in reversed(self._children):
+            child.kill()
+            child.wait()
+
+    def _start(self, name, *flags):
+        found = self._binaries / name
+        command = str(found) if found.exists() else shutil.which(name) or name
+        with open(self._work / f"{name}.log", "wb") as log:
+            self._children.append(subprocess.Popen([command, *flags], stdout=log, stderr=log))
+
+    def _wait(self):
+        end = time.monotonic() + 60
+        while time.monotonic() < end and all(c.poll() is None for c in self._children):
+            try:
+                context = ssl.create_default_context(cafile=self._work / "apiserver.crt")
+                request = urllib.request.Request(
+                    f"https://127.0.0.1:{self._api}/readyz", headers={"Authorization": "Bearer admin-token"}
+                )
+                with urllib.request.urlopen(request, context=context, timeout=2):
+                    return
+            except OSError:
+                time.sleep(0.2)
+        raise RuntimeError(f"the control plane did not start; its logs are in {self._work}")
+
+
+def _free_ports(count):
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [s.getsockname()[1] for s in sockets]
+    for one in sockets:
+        one.close()
+    return ports

@@ -45,6 +45,12 @@ def test_a_field_that_kubectl_sent_and_the_server_dropped_is_refused(service):
         understood(resource)
 
 
+@pytest.mark.parametrize("noted", ["{", "[]", "null", '{"spec": 1}'])
+def test_a_spoilt_note_of_kubectl_harms_nobody(service, noted):
+    resource = service(annotations={"kubectl.kubernetes.io/last-applied-configuration": noted})
+    assert understood(resource).name == "llm"
+
+
 def test_time_alone_is_waited_for_only_where_it_matters(service):
     assert look_again_after(Seen(service(), []), 30, 0.0) is None
 

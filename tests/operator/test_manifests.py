@@ -1,8 +1,10 @@
 """What is installed: complete, consistent with the code, and no wider than needed."""
 
 import os
+import socket
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -77,10 +79,32 @@ def test_the_flags_of_the_manifest_are_flags_of_the_command():
     assert options.lease_namespace is not None
 
 
+def test_all_images_have_the_version_of_the_project():
+    project = tomllib.loads((MANIFESTS.parent / "pyproject.toml").read_text())["project"]["version"]
+    chart = yaml.safe_load((MANIFESTS.parent / "charts/pagetide/Chart.yaml").read_text())
+    workloads = [find(f"{n}.yaml", "Deployment", f"pagetide-{n}") for n in ("operator", "gateway")]
+    images = [DEFAULT_IMAGE, *(w["spec"]["template"]["spec"]["containers"][0]["image"] for w in workloads)]
+    assert {i.rpartition(":")[2] for i in images} | {chart["version"], chart["appVersion"]} == {project}
+
+
 def test_the_operator_needs_no_torch():
     code = "import sys, pagetide_operator.main; sys.exit('torch' in sys.modules)"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     assert subprocess.run([sys.executable, "-c", code], env=environment, timeout=60).returncode == 0
+
+
+def test_a_busy_port_is_told_in_one_line(tmp_path):
+    config = {"clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:1"}}], "users": []}
+    contexts = [{"name": "x", "context": {"cluster": "c", "user": ""}}]
+    config |= {"apiVersion": "v1", "kind": "Config", "contexts": contexts, "current-context": "x"}
+    (tmp_path / "config").write_text(yaml.safe_dump(config))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "KUBECONFIG": str(tmp_path / "config")}
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        command = [sys.executable, "-m", "pagetide_operator.main", f"--metrics-port={port}"]
+        done = subprocess.run(command, env=environment, timeout=60, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"pagetide operator: --metrics-port: {port}: ")
 
 
 def test_without_a_cluster_it_says_so_in_one_line(tmp_path):

@@ -54,9 +54,35 @@ def test_a_list_tells_what_the_watches_missed():
     store.put("Pod", thing("changed"))
     store.put("Pod", thing("gone", label="other"))
     found = [thing("same"), thing("changed", version="2"), thing("new", label="third")]
-    assert store.replace("Pod", found) == {("ns", "llm"), ("ns", "other"), ("ns", "third")}
-    assert store.replace("Pod", found) == set()
+    assert store.replace("Pod", found, "9") == {("ns", "llm"), ("ns", "other"), ("ns", "third")}
+    assert store.replace("Pod", found, "9") == set()
     assert names(store) == {("Pod", "same"), ("Pod", "changed")}
+
+
+def test_the_late_answer_to_a_write_does_not_bring_back_what_was_deleted():
+    store = Store()
+    store.put("Pod", thing("a", version="5"))
+    store.remove("Pod", thing("a", version="6"))
+    store.put("Pod", thing("a", version="5"))
+    assert names(store) == set()
+    store.put("Pod", thing("a", version="7", uid="another"))
+    assert names(store) == {("Pod", "a")}
+
+
+def test_what_only_lost_its_label_can_come_back():
+    store = Store()
+    store.put("Pod", thing("a", version="5"))
+    store.remove("Pod", thing("a", version="6", label=None))
+    store.put("Pod", thing("a", version="7"))
+    assert names(store) == {("Pod", "a")}
+
+
+def test_a_list_does_not_remove_what_came_after_it():
+    store = Store()
+    store.put("Pod", thing("early", version="5"))
+    store.put("Pod", thing("late", version="12"))
+    assert store.replace("Pod", [], "9") == {("ns", "llm")}
+    assert names(store) == {("Pod", "late")}
 
 
 def test_what_takes_much_memory_and_says_nothing_is_not_kept():

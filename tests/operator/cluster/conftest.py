@@ -14,7 +14,7 @@ import kubernetes.config
 import pytest
 import yaml
 
-from pagetide_operator.client import ApiError, Client
+from pagetide_operator.client import ApiError, Client, authorization
 from pagetide_operator.kinds import BY_NAME, collection_path
 from pagetide_spec.crd import CRD_NAME, custom_resource_definition
 from pagetide_spec.names import API_VERSION, KIND, PLURAL
@@ -22,11 +22,6 @@ from pagetide_spec.names import API_VERSION, KIND, PLURAL
 HERE = pathlib.Path(__file__).parent
 ROOT = HERE.parents[2]
 _numbers = itertools.count()
-
-
-@pytest.fixture(scope="session")
-def kubeconfig():
-    return os.environ["PAGETIDE_TEST_KUBECONFIG"]
 
 
 def configuration_of(kubeconfig):
@@ -153,6 +148,13 @@ async def cluster(kubeconfig):
     await client.close()
 
 
+@pytest.fixture
+async def nodes(cluster):
+    """For tests whose pods must run, or that need the controllers that come with nodes."""
+    if not (await cluster.client.request("GET", "/api/v1/nodes"))["items"]:
+        pytest.skip("needs nodes that run pods")
+
+
 TEMPLATE = {
     "containers": [{"name": "server", "command": ["python3", "/fake/fake_server.py"]}],
     "volumes": [{"name": "fake", "configMap": {"name": "fake"}}],
@@ -234,7 +236,8 @@ def other_kubeconfig(kubeconfig, tmp_path):
 
 def _kubeconfig_with(configuration, token=None, server=None):
     cluster = {"server": server or configuration.host, "certificate-authority": configuration.ssl_ca_cert}
-    user = {"token": token} if token else {}
+    token = token or (authorization(configuration) or "").removeprefix("Bearer ")
+    user = {"token": token}
     if not token:
         user = {"client-certificate": configuration.cert_file, "client-key": configuration.key_file}
     parts = {"clusters": [{"name": "c", "cluster": cluster}], "users": [{"name": "u", "user": user}]}

@@ -1,11 +1,19 @@
 """The life of a service on a real API server: made, kept, changed, scaled, deleted."""
 
 import asyncio
+import os
 
 import pytest
 
 from pagetide_operator.client import ApiError
-from pagetide_spec.names import ANNOTATION_APPLIED, ANNOTATION_PAUSED, ANNOTATION_TEMPLATE, KIND, LABEL_NAME
+from pagetide_spec.names import (
+    ANNOTATION_APPLIED,
+    ANNOTATION_PAUSED,
+    ANNOTATION_TEMPLATE,
+    KIND,
+    LABEL_NAME,
+    LABEL_SERVICE,
+)
 
 pytestmark = pytest.mark.cluster
 
@@ -30,7 +38,7 @@ async def versions_of(cluster):
     return {(k, o["metadata"]["name"]): o["metadata"]["resourceVersion"] for k in kinds for o in await cluster.list(k)}
 
 
-async def test_a_service_gets_its_children_and_becomes_ready(cluster, operator):
+async def test_a_service_gets_its_children_and_becomes_ready(cluster, nodes, operator):
     made = await cluster.create(cluster.manifest("llm", replicas=2))
     await cluster.ready("llm")
     for kind, name in CHILDREN:
@@ -43,7 +51,28 @@ async def test_a_service_gets_its_children_and_becomes_ready(cluster, operator):
     assert {"Starting", "Ready"} <= reasons
 
 
-async def test_at_rest_nothing_is_written(cluster, run_operator):
+async def test_capacity_is_what_the_ready_servers_say_together(cluster, nodes, operator):
+    """An operator beside the cluster reaches its pods where their network is this machine's, as in the lab."""
+    if not os.environ.get("PAGETIDE_TEST_FAULTS"):
+        pytest.skip("pods are not reachable from here")
+    await cluster.create(cluster.manifest("llm", replicas=2))
+
+    async def capacity():
+        return (await cluster.service("llm")).get("status", {}).get("capacity")
+
+    async def is_known():
+        return await capacity() == {"kvTokens": 8192, "maxConcurrency": 16}
+
+    await cluster.until(is_known, 40)
+    await cluster.patch(KIND, "llm", {"spec": {"replicas": 0}}, "/scale")
+
+    async def is_gone():
+        return await capacity() is None
+
+    await cluster.until(is_gone, 40)
+
+
+async def test_at_rest_nothing_is_written(cluster, nodes, run_operator):
     run_operator("--resync-seconds=1")
     await cluster.create(cluster.manifest("llm"))
     await cluster.ready("llm")
@@ -98,7 +127,18 @@ async def test_a_deleted_child_comes_back(cluster, operator, kind, name):
     await cluster.until(is_back)
 
 
-async def test_changed_settings_roll_the_pods(cluster, operator):
+async def test_a_child_that_lost_its_labels_gets_them_back(cluster, operator):
+    await cluster.create(cluster.manifest("llm", replicas=0))
+    await cluster.until(lambda: cluster.find("PodDisruptionBudget", "llm"))
+    await cluster.patch("Service", "llm", {"metadata": {"labels": {LABEL_SERVICE: None}}})
+
+    async def has_them():
+        return (await cluster.get("Service", "llm"))["metadata"]["labels"].get(LABEL_SERVICE) == "llm"
+
+    await cluster.until(has_them)
+
+
+async def test_changed_settings_roll_the_pods(cluster, nodes, operator):
     await cluster.create(cluster.manifest("llm"))
     await cluster.ready("llm")
     old = await pods_of(cluster)
@@ -113,7 +153,7 @@ async def test_changed_settings_roll_the_pods(cluster, operator):
     assert "--max-num-seqs=7" in container["args"]
 
 
-async def test_scaling_through_the_scale_subresource_restarts_nothing(cluster, operator):
+async def test_scaling_through_the_scale_subresource_restarts_nothing(cluster, nodes, operator):
     await cluster.create(cluster.manifest("llm"))
     await cluster.ready("llm")
     old = await pods_of(cluster)
@@ -129,7 +169,7 @@ async def test_scaling_through_the_scale_subresource_restarts_nothing(cluster, o
     assert "pagetide.dev/inferenceservice=llm" in scale["status"]["selector"]
 
 
-async def test_a_change_of_something_else_keeps_replicas(cluster, operator):
+async def test_a_change_of_something_else_keeps_replicas(cluster, nodes, operator):
     await cluster.create(cluster.manifest("llm"))
     await cluster.patch(KIND, "llm", {"spec": {"replicas": 2}}, "/scale")
     await cluster.ready("llm")
@@ -138,7 +178,7 @@ async def test_a_change_of_something_else_keeps_replicas(cluster, operator):
     assert (await cluster.get("Deployment", "llm"))["spec"]["replicas"] == 2
 
 
-async def test_a_deleted_service_takes_its_children_with_it(cluster, operator):
+async def test_a_deleted_service_takes_its_children_with_it(cluster, nodes, operator):
     await cluster.create(cluster.manifest("llm"))
     await cluster.ready("llm")
     await cluster.delete(KIND, "llm")
@@ -150,7 +190,7 @@ async def test_a_deleted_service_takes_its_children_with_it(cluster, operator):
     await cluster.until(is_empty, 40)
 
 
-async def test_a_service_made_again_under_the_same_name_gets_children_of_its_own(cluster, operator):
+async def test_a_service_made_again_under_the_same_name_gets_children_of_its_own(cluster, nodes, operator):
     for _ in range(3):
         await cluster.create(cluster.manifest("llm", replicas=0))
         await cluster.delete(KIND, "llm")  # in the midst of its creation, or before
@@ -161,7 +201,7 @@ async def test_a_service_made_again_under_the_same_name_gets_children_of_its_own
         assert [o["uid"] for o in owners] == [made["metadata"]["uid"]]
 
 
-async def test_restarts_and_upgrades_of_the_operator_restart_no_pod(cluster, run_operator):
+async def test_restarts_and_upgrades_of_the_operator_restart_no_pod(cluster, nodes, run_operator):
     spec = {"image": None}
     made = cluster.manifest("llm", **spec)
     del made["spec"]["image"]

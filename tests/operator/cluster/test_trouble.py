@@ -19,7 +19,7 @@ async def shows(cluster, name, reason, seconds=30):
     return (await cluster.condition(name))["message"]
 
 
-async def test_an_invalid_service_says_so_and_stops_no_other(cluster, operator):
+async def test_an_invalid_service_says_so_and_stops_no_other(cluster, nodes, operator):
     bad = cluster.manifest("bad", autoscaling={"minReplicas": 3, "maxReplicas": 2})
     del bad["spec"]["replicas"]
     await cluster.create(bad)
@@ -31,7 +31,7 @@ async def test_an_invalid_service_says_so_and_stops_no_other(cluster, operator):
     await cluster.ready("bad")
 
 
-async def test_a_name_too_long_for_children_is_refused_in_the_status(cluster, operator):
+async def test_a_name_too_long_for_children_is_refused_in_the_status(cluster, nodes, operator):
     await cluster.create(cluster.manifest("a" * 70))
     await cluster.create(cluster.manifest("good"))
     assert "has 70 characters" in await shows(cluster, "a" * 70, "InvalidName")
@@ -46,30 +46,30 @@ async def test_a_field_that_the_server_dropped_is_found(cluster, operator):
     assert "did you mean maxNumSeqs?" in await shows(cluster, "llm", "InvalidSpec")
 
 
-async def test_a_crash_loop_shows_exit_code_and_last_line(cluster, operator):
+async def test_a_crash_loop_shows_exit_code_and_last_line(cluster, nodes, operator):
     await cluster.create(cluster.manifest("llm", env={"FAKE_EXIT": "3"}))
     message = await shows(cluster, "llm", "CrashLoopBackOff")
     assert message == "container server ended with exit code 3: ValueError: no such model"
 
 
-async def test_an_image_that_cannot_be_pulled(cluster, operator):
+async def test_an_image_that_cannot_be_pulled(cluster, nodes, operator):
     await cluster.create(cluster.manifest("llm", image="registry.invalid/nothing:1"))
     assert "registry.invalid/nothing:1" in await shows(cluster, "llm", "ImagePullBackOff", 60)
 
 
-async def test_a_quota_that_forbids_pods(cluster, operator):
+async def test_a_quota_that_forbids_pods(cluster, nodes, operator):
     quota = {"kind": "ResourceQuota", "metadata": {"name": "none"}, "spec": {"hard": {"pods": "0"}}}
     await cluster.create(quota)
     await cluster.create(cluster.manifest("llm"))
     assert "exceeded quota" in await shows(cluster, "llm", "QuotaExceeded")
 
 
-async def test_a_volume_that_does_not_exist(cluster, operator):
+async def test_a_volume_that_does_not_exist(cluster, nodes, operator):
     await cluster.create(cluster.manifest("llm", model={"uri": "pvc://nowhere/model"}))
     assert "nowhere" in await shows(cluster, "llm", "VolumePending")
 
 
-async def test_more_gpus_than_the_cluster_has(cluster, operator):
+async def test_more_gpus_than_the_cluster_has(cluster, nodes, operator):
     await cluster.create(cluster.manifest("llm", resources={"limits": {"nvidia.com/gpu": 4096}}))
     assert "Insufficient nvidia.com/gpu" in await shows(cluster, "llm", "Unschedulable")
 
@@ -90,7 +90,7 @@ async def test_an_object_of_somebody_else_is_not_taken_over(cluster, operator):
     assert "labels" not in (await cluster.get("Service", "llm"))["metadata"]
 
 
-async def test_a_failing_new_version_leaves_the_old_one_serving_and_recovers(cluster, operator):
+async def test_a_failing_new_version_leaves_the_old_one_serving_and_recovers(cluster, nodes, operator):
     await cluster.create(cluster.manifest("llm"))
     await cluster.ready("llm")
     (old,) = await cluster.list("Pod")
@@ -103,7 +103,7 @@ async def test_a_failing_new_version_leaves_the_old_one_serving_and_recovers(clu
     await cluster.ready("llm")
 
 
-async def test_without_a_spare_gpu_pods_are_replaced_one_at_a_time(cluster, run_operator):
+async def test_without_a_spare_gpu_pods_are_replaced_one_at_a_time(cluster, nodes, run_operator):
     nodes = (await cluster.client.request("GET", "/api/v1/nodes"))["items"]
     count = max((int(n["status"]["allocatable"].get("nvidia.com/gpu", 0)) for n in nodes), default=0)
     if count < 1 or len(nodes) > 1:

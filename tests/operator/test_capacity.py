@@ -1,0 +1,67 @@
+"""What servers can hold: read from their metrics, in the background, once for each pod."""
+
+import asyncio
+
+import pytest
+
+from pagetide_operator.capacity import Capacity, Meter, parsed, total
+
+TEXT = """\
+# TYPE pagetide_kv_capacity_tokens gauge
+pagetide_kv_capacity_tokens{model_name="m"} 4096.0
+# TYPE pagetide_max_num_seqs gauge
+pagetide_max_num_seqs{model_name="m"} 8.0
+"""
+
+
+def pod(uid, ready=True):
+    conditions = [{"type": "Ready", "status": str(ready)}]
+    return {"metadata": {"uid": uid}, "status": {"podIP": uid, "conditions": conditions}}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        pytest.param(TEXT, Capacity(4096, 8), id="both are told"),
+        pytest.param('pagetide_max_num_seqs{model_name="m"} 8.0\n', None, id="one is missing"),
+        pytest.param("", None, id="nothing is told"),
+    ],
+)
+def test_parsed(text, expected):
+    assert parsed(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("pods", "expected"),
+    [
+        pytest.param([pod("a"), pod("b")], Capacity(3, 30), id="ready pods add up"),
+        pytest.param([pod("a"), pod("b", ready=False)], Capacity(1, 10), id="others do not count"),
+        pytest.param([pod("a"), pod("c")], None, id="one is not known yet"),
+        pytest.param([], Capacity(0, 0), id="no pods"),
+    ],
+)
+def test_total(pods, expected):
+    assert total(pods, {"a": Capacity(1, 10), "b": Capacity(2, 20)}) == expected
+
+
+async def test_each_pod_is_asked_once_and_a_silent_one_harms_nobody():
+    asked, found = [], asyncio.Queue()
+
+    async def fetch(address):
+        asked.append(address)
+        if "silent" in address:
+            raise TimeoutError
+        return TEXT
+
+    meter = Meter(fetch, found.put_nowait)
+    running = asyncio.create_task(meter.run())
+    for _ in range(3):
+        meter.ask(("ns", "llm"), [pod("silent"), pod("a"), pod("b", ready=False)])
+        await asyncio.sleep(0)
+    assert await asyncio.wait_for(found.get(), 5) == ("ns", "llm")
+    meter.ask(("ns", "llm"), [pod("a")])
+    running.cancel()
+    assert sorted(asked) == ["http://a:8000", "http://silent:8000"]
+    assert meter.known == {"a": Capacity(4096, 8)}
+    meter.forget_all_but(set())
+    assert meter.known == {}
