@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: help demo serve install test lint fmt clean
+.PHONY: help demo serve install test lint fmt generate clean
 
 help:
 	@echo "make demo      a real model answers, from one file to streamed tokens; then it ends"
@@ -13,6 +13,7 @@ help:
 	@echo "make test      all tests that need no GPU and no cluster"
 	@echo "make lint      ruff, mypy, import-linter"
 	@echo "make fmt       format the code"
+	@echo "make generate  write anew what is generated from the code (the CRD and its copies)"
 	@echo "make clean     remove .venv and caches; the models in .pagetide stay"
 
 demo: $(VENV)/.demo
@@ -49,6 +50,11 @@ lint: $(VENV)/.dev
 fmt: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+generate: $(VENV)/.dev
+	$(BIN)/pagetide crd > manifests/crd.yaml
+	$(BIN)/pagetide crd > charts/pagetide/files/crd.yaml
+	$(BIN)/pagetide crd --no-rules > charts/pagetide/files/crd-without-rules.yaml
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist
