@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 
+from pagetide_spec.command_line import Parser
 from pagetide_spec.crd import crd_yaml
 
 
 def main(argv: Sequence[str]) -> int:
     """Print the CRD; returns 0."""
-    parser = argparse.ArgumentParser(prog="pagetide crd", description=__doc__)
+    parser = Parser("pagetide crd", description=__doc__)
     parser.add_argument("--no-rules", action="store_true", help="leave out CEL rules, for Kubernetes before 1.25")
     sys.stdout.write(crd_yaml(rules=not parser.parse_args(argv).no_rules))
     return 0

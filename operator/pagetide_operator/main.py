@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import kubernetes.client
 import kubernetes.config
 
+from pagetide_spec.command_line import Parser
 from pagetide_spec.names import OPERATOR_METRICS_PORT
 
 from .client import load_configuration
@@ -44,9 +45,9 @@ async def _run(configuration: kubernetes.client.Configuration, options: Options)
     await Operator(configuration, options).run()
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """The command's flags."""
-    out = argparse.ArgumentParser(prog="pagetide operator", description=__doc__)
+    out = Parser("pagetide operator", description=__doc__)
     out.add_argument("--namespace", action="append", default=[], help="watch this namespace only; may be repeated")
     out.add_argument("--image", default=DEFAULT_IMAGE, help="server image where a resource names none (%(default)s)")
     out.add_argument("--log-level", default="info", choices=["debug", "info", "warning", "error"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import sys
 from collections.abc import Callable, Sequence
@@ -28,7 +29,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(version("pagetide"))
         return 0
     if args[0] not in COMMANDS:
-        print(f"pagetide: no such command: {args[0]!r}\n{usage()}", file=sys.stderr)
+        near = difflib.get_close_matches(args[0], COMMANDS, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(COMMANDS)}"
+        print(f"pagetide: error: {args[0]!r}: no such command; {hint}", file=sys.stderr)
         return 2
     command = load(args[0])
     return command(args[1:]) if command else 2

@@ -5,7 +5,6 @@ Watching the cluster for InferenceServices is not built yet; until then each ser
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import logging
 import signal
@@ -16,6 +15,7 @@ from urllib.parse import urlsplit
 
 import uvloop
 
+from pagetide_spec.command_line import Parser
 from pagetide_spec.errors import SettingError
 from pagetide_spec.names import GATEWAY_PORT
 
@@ -85,9 +85,9 @@ def _is_http(url: str) -> bool:
         return False
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="pagetide gateway",
+def _parser() -> Parser:
+    parser = Parser(
+        "pagetide gateway",
         description="One OpenAI address for many services. Watching the cluster is not built yet: name them here.",
     )
     parser.add_argument("--host", default="0.0.0.0", help="address to listen on (default: %(default)s)")

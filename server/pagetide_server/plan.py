@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import os
@@ -12,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pagetide_spec.command_line import Parser
 from pagetide_spec.config import EngineConfig
 from pagetide_spec.errors import PagetideError, SettingError
 from pagetide_spec.flags import add_flags, config_from
@@ -63,7 +63,7 @@ class ModelPlan:
 
 def main(argv: Sequence[str]) -> int:
     """Print the plan; exit code 2 for a wrong setting or a model without room."""
-    parser = argparse.ArgumentParser(prog="pagetide plan", description=__doc__)
+    parser = Parser("pagetide plan", description=__doc__)
     parser.add_argument("model", metavar="MODEL", help="folder, GGUF file or hub id")
     parser.add_argument("--device-memory", metavar="SIZE", default="80GiB", help="memory of the device (default 80GiB)")
     parser.add_argument("--lengths", metavar="N,N", help="lengths to show, in tokens (default: 1024 to the window)")

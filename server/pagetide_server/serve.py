@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -10,9 +10,10 @@ from pathlib import Path
 
 import uvloop
 
+from pagetide_spec.command_line import Parser
 from pagetide_spec.config import EngineConfig
 from pagetide_spec.errors import SettingError
-from pagetide_spec.flags import add_flags, config_from, env_of
+from pagetide_spec.flags import add_flags, config_from, env_of, misspelt
 
 from .api.keys import read_keys
 from .api.logs import set_up_logging
@@ -20,8 +21,10 @@ from .api.server import Server
 from .api.sockets import listen
 from .engine.launch import EXIT_SETTING
 
+log = logging.getLogger("pagetide")
+
 EPILOG = """\
-Every flag can also be set by an environment variable: PAGETIDE_MAX_NUM_SEQS for --max-num-seqs.
+Every flag can also be set by an environment variable: PAGETIDE_MAX_NUM_SEQS for --max-num-seqs. A flag wins.
 
 exit codes:
   0    ended after SIGTERM or Ctrl-C; running requests were finished
@@ -44,14 +47,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{'pagetide serve' if name == '__main__.py' else name}: error: {error}", file=sys.stderr)
         return EXIT_SETTING
     set_up_logging(config.log_level, config.log_format)
+    for hint in misspelt(os.environ):
+        log.warning("%s", hint)
     return uvloop.run(Server(config, keys).run(listener))
 
 
 def _config(argv: Sequence[str]) -> EngineConfig:
-    parser = argparse.ArgumentParser(
-        "pagetide serve", description="Serve one model over HTTP.", epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
-    )  # fmt: skip
+    parser = Parser("pagetide serve", description="Serve one model over HTTP.", epilog=EPILOG)
     parser.add_argument("model", nargs="?", metavar="MODEL", help="local folder, GGUF file, or id on the hub")
     add_flags(parser)
     config = config_from(vars(parser.parse_args(argv)), os.environ)

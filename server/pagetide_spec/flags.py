@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -117,6 +118,17 @@ def config_from(flags: Mapping[str, str | None], environ: Mapping[str, str]) -> 
         return EngineConfig(**values)
     except SettingError as error:
         raise error.renamed(shown_as.get(error.field, error.field)) from None
+
+
+def misspelt(environ: Mapping[str, str]) -> list[SettingError]:
+    """Variables that look like a setting and are none: a hint, for other programs may use the prefix as well."""
+    known = {env_of(f.name) for f in dataclasses.fields(EngineConfig)}
+    found = []
+    for name in sorted(environ):
+        if name.startswith(ENV_PREFIX) and name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.9)
+            found += [SettingError(name, environ[name], f"no such setting; did you mean {n}?") for n in near]
+    return found
 
 
 def _given(name: str, flags: Mapping[str, str | None], environ: Mapping[str, str]) -> tuple[str, str] | None:

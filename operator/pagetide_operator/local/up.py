@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import logging
 import sys
@@ -12,6 +11,7 @@ from pathlib import Path
 import uvloop
 
 from pagetide_gateway.sockets import bind
+from pagetide_spec.command_line import Parser
 from pagetide_spec.errors import PagetideError, SettingError
 from pagetide_spec.names import GATEWAY_PORT
 from pagetide_spec.resource import load_documents, parse
@@ -94,8 +94,8 @@ def _check_port(port: int) -> None:
         raise SettingError("--port", port, "must be from 0 to 65535")
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="pagetide up", description="Run InferenceService files on this machine.")
+def _parser() -> Parser:
+    parser = Parser("pagetide up", description="Run InferenceService files on this machine.")
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="YAML with one or more InferenceServices")
     parser.add_argument("--host", default="127.0.0.1", help="address of the gateway (default: %(default)s)")
     parser.add_argument(

@@ -1,0 +1,36 @@
+"""The parser of all commands: a wrong call is one line that names the nearest right one, and exit code 2."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+
+class Parser(argparse.ArgumentParser):
+    """ArgumentParser with one-line errors, no abbreviated flags and a hint for a misspelt one."""
+
+    def __init__(self, prog: str, **options: Any) -> None:
+        options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        super().__init__(prog, allow_abbrev=False, **options)
+
+    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
+        """The parsed arguments; exits with code 2 after one line on stderr for a wrong call."""
+        found, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"{unknown[0]}: {self._hint(unknown[0])}")
+        return found
+
+    def error(self, message: str) -> NoReturn:
+        """Print the one line and exit."""
+        print(f"{self.prog}: error: {message} (see {self.prog} --help)", file=sys.stderr)
+        sys.exit(2)
+
+    def _hint(self, given: str) -> str:
+        if not given.startswith("-"):
+            return "unexpected argument"
+        flags = [name for action in self._actions for name in action.option_strings]
+        near = difflib.get_close_matches(given.partition("=")[0], flags, n=1)
+        return f"no such flag; did you mean {near[0]}?" if near else "no such flag"

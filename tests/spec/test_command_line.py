@@ -1,0 +1,56 @@
+"""A wrong call of a command is one line and exit code 2."""
+
+from __future__ import annotations
+
+import pytest
+
+from pagetide_cli.main import main
+from pagetide_spec.command_line import Parser
+from pagetide_spec.flags import misspelt
+
+
+@pytest.mark.parametrize(
+    ("argv", "line"),
+    [
+        pytest.param(["--prot=1"], "demo: error: --prot=1: no such flag; did you mean --port?", id="misspelt"),
+        pytest.param(["--xyzzy"], "demo: error: --xyzzy: no such flag", id="unlike any flag"),
+        pytest.param(["--por=1"], "demo: error: --por=1: no such flag; did you mean --port?", id="abbreviated"),
+        pytest.param(["a", "b"], "demo: error: b: unexpected argument", id="one argument too many"),
+        pytest.param(["--port=x"], "demo: error: argument --port: invalid int value: 'x'", id="wrong type"),
+    ],
+)
+def test_a_wrong_call_is_one_line(argv, line, capsys):
+    parser = Parser("demo")
+    parser.add_argument("name", nargs="?")
+    parser.add_argument("--port", type=int)
+    with pytest.raises(SystemExit) as ended:
+        parser.parse_args(argv)
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == f"{line} (see demo --help)\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "hint"),
+    [
+        pytest.param("srve", "did you mean serve?", id="misspelt"),
+        pytest.param("xyzzy", "there are serve, up,", id="unlike any command"),
+    ],
+)
+def test_an_unknown_command_is_named(command, hint, capsys):
+    assert main([command]) == 2
+    text = capsys.readouterr().err
+    assert text.startswith(f"pagetide: error: {command!r}: no such command; ")
+    assert hint in text
+    assert text.count("\n") == 1
+
+
+def test_a_misspelt_variable_is_hinted_at_and_others_are_left_alone():
+    environ = {
+        "PAGETIDE_MAX_NUM_SEQ": "3",
+        "PAGETIDE_MAX_NUM_SEQS": "3",
+        "PAGETIDE_CACHE": "x",
+        "PAGETIDE_GATEWAY_SERVICE_HOST": "10.0.0.1",
+        "HOME": "/",
+    }
+    hints = [str(hint) for hint in misspelt(environ)]
+    assert hints == ["PAGETIDE_MAX_NUM_SEQ: '3': no such setting; did you mean PAGETIDE_MAX_NUM_SEQS?"]
