@@ -123,7 +123,8 @@ def make_plan(config: EngineConfig, device_bytes: int, lengths: list[int] | None
     dtype, shape = dtype_of(hf_config, config, device), examine(hf_config, config)
     max_model_len = window(hf_config, config)
     token, weights = bytes_per_token(shape.layers, dtype), shape.parameters * dtype.itemsize
-    activations = _activations(hf_config, shape.vocab_size, batch_limits(config, device), dtype.itemsize)
+    limits = batch_limits(config, device, max_model_len)
+    activations = _activations(hf_config, shape.vocab_size, limits, dtype.itemsize)
     blocks = _room(config, device_bytes, weights + activations) // (token * config.block_size)
     check_room(config, blocks, token * config.block_size, max_model_len, on_gpu=True)
     return ModelPlan(
@@ -165,12 +166,14 @@ def _configuration(config: EngineConfig) -> Any:
 
 def _activations(hf_config: Any, vocab: int, limits: Any, itemsize: int) -> int:
     """Estimate for the greatest step: of each token the residual stream, its norms, query, keys, values and the gated
-    inner width, of each sequence three rows of float32 logits.
+    inner width, of each sequence three rows of float32 logits, and the logits of scored prompts.
     """
+    from .model.profile import scored_bytes
+
     text = hf_config.get_text_config()
     inner = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
     per_token = (8 * text.hidden_size + 3 * inner) * itemsize
-    return limits.max_num_batched_tokens * per_token + 3 * limits.max_num_seqs * vocab * 4
+    return limits.max_num_batched_tokens * per_token + 3 * limits.max_num_seqs * vocab * 4 + scored_bytes(vocab)
 
 
 def _usual_lengths(max_model_len: int) -> list[int]:

@@ -59,15 +59,31 @@ class Scheduler:
         Raises:
             RequestRefused: it can never run (`invalid`), or too many wait already (`queue_full`).
         """
+        self.check(request)
+        self.admit(request)
+
+    def check(self, request: AddRequest, waiting_elsewhere: int = 0) -> None:
+        """Refuse a request as `add` does, but do not queue it.
+
+        Args:
+            request: the request.
+            waiting_elsewhere: requests that will be admitted later and count as waiting.
+
+        Raises:
+            RequestRefused: it can never run (`invalid`), or too many wait already (`queue_full`).
+        """
         if request.request_id in self._queues.requests:
             raise RequestRefused("invalid", f"request_id {request.request_id!r} is in use; take another")
         check_request(request, self.config)
         # Who will find a free slot in the next step does not wait.
         free_slots = max(0, self.config.max_num_seqs - self._queues.slots)
-        if len(self._queues.fresh) >= self.config.max_queue_len + free_slots:
+        if len(self._queues.fresh) + waiting_elsewhere >= self.config.max_queue_len + free_slots:
             raise RequestRefused(
                 "queue_full", f"max_queue_len of {self.config.max_queue_len} requests wait already; try again later"
             )
+
+    def admit(self, request: AddRequest) -> None:
+        """Queue a request that `check` has let pass."""
         first, *rest = [self._answer(request, i) for i in range(answers(request.params))]
         first.pending = rest
         self._arrivals += 1

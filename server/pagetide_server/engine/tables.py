@@ -56,7 +56,7 @@ class BlockTables:
         limit = (len(sequence.tokens) - 1) // self.config.block_size
         if sequence.status is seqs.Status.SWAPPED:
             limit = min(limit, sequence.computed // self.config.block_size)
-        elif sequence.params.prompt_logprobs is not None and sequence.generated == 0:
+        elif sequence.is_scored:
             return []
         return self.device.lookup(self._leading_keys(sequence, limit))
 

@@ -36,10 +36,17 @@ class BatchLimits:
     max_num_batched_tokens: int
 
 
-def batch_limits(config: EngineConfig, device: torch.device) -> BatchLimits:
-    """The configured limits, or the defaults of the device."""
+def batch_limits(config: EngineConfig, device: torch.device, window: int) -> BatchLimits:
+    """The configured limits, or the defaults of the device; a step of whole prompts only holds at least a `window`."""
     seqs, tokens = (256, 8192) if device.type == "cuda" else (64, 2048)
+    if not config.enable_chunked_prefill:
+        tokens = max(tokens, window)
     return BatchLimits(config.max_num_seqs or seqs, config.max_num_batched_tokens or tokens)
+
+
+def usable_window(config: EngineConfig, window: int, blocks: int) -> int:
+    """The longest prompt plus answer that `blocks` hold; what was asked for fits (`check_room`)."""
+    return window if config.max_model_len is not None else min(window, blocks * config.block_size)
 
 
 def bytes_per_token(layers: list[Layer], dtype: torch.dtype) -> int:
@@ -64,7 +71,8 @@ def kv_blocks(config: EngineConfig, loaded: LoadedModel) -> tuple[int, int]:
         room = int(config.kv_cache_memory_gib * GIB)
     else:
         room = gpu_room(config, loaded) if on_gpu else int(available_bytes() * CPU_CACHE_SHARE)
-    usable = batch_limits(config, loaded.device).max_num_seqs * -(-loaded.max_model_len // config.block_size)
+    limits = batch_limits(config, loaded.device, loaded.max_model_len)
+    usable = limits.max_num_seqs * -(-loaded.max_model_len // config.block_size)
     blocks = room // block if config.kv_cache_memory_gib is not None else min(room // block, usable)
     check_room(config, blocks, block, loaded.max_model_len, on_gpu)
     return blocks, swap_blocks(config, block, available_bytes(), on_gpu)
@@ -113,7 +121,7 @@ def swap_blocks(config: EngineConfig, block_bytes: int, available: int, on_gpu: 
 
 def gpu_room(config: EngineConfig, loaded: LoadedModel) -> int:
     """Bytes for the KV cache on a GPU, after the greatest step was run once."""
-    limits = batch_limits(config, loaded.device)
+    limits = batch_limits(config, loaded.device, loaded.max_model_len)
     peak = peak_bytes(loaded, limits.max_num_seqs, limits.max_num_batched_tokens, config.block_size)
     free, total = torch.cuda.mem_get_info(loaded.device)
     # What other processes hold counts against the share as well.

@@ -90,6 +90,20 @@ def test_following_the_advice_gives_room(loaded_tiny: Load, monkeypatch: pytest.
     assert kv_blocks(EngineConfig(kv_cache_memory_gib=0.001, max_model_len=400), loaded_tiny("llama"))[0] >= 25
 
 
+@pytest.mark.parametrize(
+    ("settings", "device", "tokens"),
+    [
+        pytest.param({}, "cpu", 2048, id="a CPU"),
+        pytest.param({}, "cuda", 8192, id="a GPU"),
+        pytest.param({"enable_chunked_prefill": False}, "cuda", 32768, id="whole prompts of the window"),
+        pytest.param({"max_num_batched_tokens": 512}, "cuda", 512, id="as asked"),
+    ],
+)
+def test_tokens_of_a_step(settings: dict[str, object], device: str, tokens: int) -> None:
+    limits = memory.batch_limits(EngineConfig(**settings), torch.device(device), 32768)
+    assert limits.max_num_batched_tokens == tokens
+
+
 def test_no_room_on_a_gpu_names_its_share() -> None:
     config = EngineConfig(max_model_len=4096)
     with pytest.raises(SettingError) as caught:
