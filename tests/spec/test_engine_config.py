@@ -121,7 +121,7 @@ def test_arguments_lead_back_to_the_same_configuration():
 
 def test_the_resource_has_every_field_but_those_of_the_process_and_the_model():
     names = {f.name for f in resource_fields()}
-    assert set(FIELDS) - names == {"model", "served_model_name", "revision", "host", "port", "api_key"}
+    assert set(FIELDS) - names == {"model", "served_model_name", "revision", "host", "port", "api_key", "api_key_file"}
     assert camel_to_snake({camel_of(n): 1 for n in names}) == dict.fromkeys(names, 1)
 
 

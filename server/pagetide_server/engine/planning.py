@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-
+from .filling import Filling
 from .limits import SchedulerConfig
 from .queues import Queues
 from .sequence import Row, Sequence, Status, Step
 from .tables import BlockTables
-
-
-@dataclasses.dataclass(slots=True)
-class Totals:
-    """What happened since the scheduler was made; never goes back."""
-
-    steps: int = 0
-    preemptions_swap: int = 0
-    preemptions_recompute: int = 0
-    swapped_out_blocks: int = 0
-    swapped_in_blocks: int = 0
-    prefix_query_tokens: int = 0
-    prefix_hit_tokens: int = 0
+from .totals import Totals
 
 
 class StepPlan:
@@ -35,6 +22,10 @@ class StepPlan:
        request and the blocks of its whole text are available beside what running prompts still need and a small
        reserve; if nobody runs, it joins in any case (it fits in the empty memory, or was refused on arrival).
 
+    A waiting sequence whose next block is computed in this step by somebody else (the same text up to its end) joins in
+    the next one, and finds it then. That is a wait of one step: newcomers are looked at only where all prompts before
+    them got what they asked for, so that these are complete. (Of equal texts one sequence always goes first.)
+
     A step computes at most `max_scored_tokens` tokens of prompts that are to be scored. Such a prompt may join and get
     none of them yet: it keeps its place, and those behind it get theirs.
     """
@@ -44,6 +35,7 @@ class StepPlan:
         self.step = Step()
         self.prompts: list[Row] = []
         self.forking: list[Row] = []
+        self.filling = Filling(self.prompts, tables)
         # Tokens left for prompts and newcomers; tokens set aside for decodes.
         self.budget = config.max_num_batched_tokens
         self.decode_budget = 0
@@ -224,6 +216,8 @@ class StepPlan:
             if not self._has_room(sequence, self.promised, running=len(self.queues.running)):
                 return
             hits = self.tables.match(sequence)
+            if self.filling.holds_next(sequence, len(hits)):
+                return
             start = len(hits) * self.config.block_size
             count = self._share(sequence, sequence.computed if sequence.status is Status.SWAPPED else start)
             if not count and not sequence.is_scored:

@@ -14,13 +14,14 @@ from collections.abc import Sequence
 from . import integrity, settling
 from .limits import RequestRefused, SchedulerConfig, answers, check_request, final_length
 from .messages import AddRequest, EngineStats
-from .planning import StepPlan, Totals
+from .planning import StepPlan
 from .prefix_lengths import PrefixLengths
 from .queues import Queues
 from .sequence import Sequence as Answer
 from .sequence import Status, Step
 from .settling import Settled
 from .tables import BlockEvent, BlockTables
+from .totals import Totals
 
 __all__ = ["RequestRefused", "Scheduler", "SchedulerConfig", "Settled"]
 
