@@ -110,8 +110,10 @@ class EngineCore:
         )
 
     def close(self) -> None:
-        """End the threads that compile grammars."""
+        """End the threads that compile grammars, and log what the prompts had in common."""
         self._compiler.close()
+        if self._scheduler.prefix_lengths.prompts:
+            log.info("block_size: %s", self._scheduler.prefix_lengths.summary())
 
     def stats(self) -> EngineStats:
         """State and totals as of now."""

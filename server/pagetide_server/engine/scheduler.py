@@ -211,6 +211,8 @@ class Scheduler:
             block_allocation_failures=device.failures,
             prefix_query_tokens=totals.prefix_query_tokens,
             prefix_hit_tokens=totals.prefix_hit_tokens,
+            prefix_tail_tokens=self.prefix_lengths.tail_tokens,
+            prefix_shareable_tokens=dict(self.prefix_lengths.saved_tokens),
         )
 
     def block_references(self, block: int) -> int:

@@ -570,7 +570,14 @@ def test_each_answer_has_a_matcher_of_its_own_that_survives_preemption(harness):
     assert [m.seen for m in matchers] == [[5, 6, 7], [5, 6, 7]]
 
 
-def test_close_ends_the_compiler(harness):
+def test_close_ends_the_compiler_and_tells_what_prompts_had_in_common(harness, caplog):
+    caplog.set_level("INFO", "pagetide_server")
     made = harness()
+    for name in ("a", "b"):
+        made.add(name, list(range(10, 20)))
+        made.run()
+    stats = made.core.stats()
+    assert (stats.prefix_tail_tokens, stats.prefix_shareable_tokens) == (1, {4: 8, 8: 8, 16: 0, 32: 0})
     made.core.close()
     assert made.compiler.closed
+    assert "block_size: 2 prompts of 20 tokens" in caplog.text
