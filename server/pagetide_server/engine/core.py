@@ -130,11 +130,12 @@ class EngineCore:
             try:
                 entry.grammar = entry.compilation.result()
             except Exception as error:
-                kind: ErrorKind = "invalid" if isinstance(error, PagetideError) else "engine"
-                if kind == "engine":
-                    log.exception("the structure of request %s could not be compiled", request_id)
                 del self._open[request_id]
-                outputs.append(_error(request_id, 0, _text(error), kind))
+                if isinstance(error, PagetideError):
+                    outputs.append(_error(request_id, 0, _text(error), "invalid"))
+                else:
+                    log.exception("the structure of request %s could not be compiled", request_id)
+                    outputs += [_error(request_id, i, _text(error), "engine") for i in entry.withdraw(None)]
                 continue
             self._scheduler.admit(entry.request)
             for index in entry.withdrawn:

@@ -511,22 +511,26 @@ def test_a_request_joins_when_its_grammar_is_there(harness):
 
 
 @pytest.mark.parametrize(
-    ("answer", "kind"),
+    ("answer", "kind", "indices"),
     [
-        pytest.param(PagetideError("json: no such type"), "invalid", id="a wrong schema"),
-        pytest.param(RuntimeError("panic"), "engine", id="a fault of the compiler"),
+        # A refusal stands for the whole request, a failure for one answer.
+        pytest.param(PagetideError("json: no such type"), "invalid", [0], id="a wrong schema"),
+        pytest.param(RuntimeError("panic"), "engine", [0, 2], id="a fault of the compiler"),
     ],
 )
-def test_a_grammar_that_does_not_compile_after_one_that_did(harness, answer, kind):
+def test_a_grammar_that_does_not_compile_after_one_that_did(harness, answer, kind, indices):
     made = harness()
     made.compiler.answer = "ready"
     made.add("a", structure=CHOICE)
     made.step()
     made.compiler.answer = answer
-    made.add("bb", n=2, structure=CHOICE)
+    made.add("bb", n=3, structure=CHOICE)
+    made.abort("bb", 1)
     made.run()
-    (refusal,) = [o for o in made.outputs if o.request_id == "bb"]
-    assert (refusal.finish_reason, refusal.error_kind, refusal.error) == ("error", kind, str(answer))
+    withdrawn, *errors = [o for o in made.outputs if o.request_id == "bb"]
+    assert withdrawn.finish_reason == "abort"
+    assert [o.index for o in errors] == indices
+    assert {(o.finish_reason, o.error_kind, o.error) for o in errors} == {("error", kind, str(answer))}
     assert made.tokens("a") == [5, 6, 7]
 
 
