@@ -35,10 +35,13 @@ class Speed:
 def measure(loaded: LoadedModel) -> Speed:
     """The best of a few tries each; allocates some MiB on the device and frees them.
 
-    A token costs two operations a parameter. Of a mixture of experts all are counted, though only some are computed:
-    a batch of prompts reads them all.
+    A token of a prompt costs two operations a parameter, embeddings aside: they are looked up, and only the last token
+    of a prompt is compared with all the vocabulary. Of a mixture of experts all are counted, though only some are
+    computed: a batch of prompts reads them all.
     """
-    parameters = sum(p.numel() for p in loaded.network.parameters())
+    network = loaded.network
+    embeddings = {id(e.weight) for e in (network.get_input_embeddings(), network.get_output_embeddings()) if e}
+    parameters = sum(p.numel() for p in network.parameters() if id(p) not in embeddings)
     flops = _products(loaded.device, loaded.dtype)
     return Speed(FORWARD_SHARE * flops / (2 * max(parameters, 1)), _copies(loaded.device))
 
