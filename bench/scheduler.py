@@ -3,6 +3,7 @@
     python bench/scheduler.py [--steps 300]
 
 Prints, for growing N, milliseconds a step and microseconds a sequence: the latter stay level when growth is linear.
+Then what requests that start together and share a beginning cost: tokens computed, steps, and time of planning them.
 """
 
 from __future__ import annotations
@@ -52,6 +53,37 @@ def main() -> None:
         times = sorted(timed_steps(count, steps))
         median = statistics.median(times)
         print(f"{count:9} {median * 1e3:15.3f} {times[int(len(times) * 0.99)] * 1e3:8.3f} {median / count * 1e6:12.2f}")
+    requests, shared, tail = 64, 512, 16
+    computed, taken, seconds = together(requests, shared, tail)
+    print(
+        f"\n{requests} requests of {shared} common and {tail} own tokens compute {computed} tokens before their first "
+        f"(without sharing {requests * (shared + tail)}), in {taken} steps planned in {seconds * 1e3:.2f} ms"
+    )
+
+
+def together(requests: int, shared: int, tail: int) -> tuple[int, int, float]:
+    """(tokens computed, steps, seconds) until each of `requests` that start together has its first token."""
+    config = SchedulerConfig(
+        block_size=BLOCK_SIZE,
+        num_blocks=requests * (shared + tail) // BLOCK_SIZE + requests,
+        num_swap_blocks=0,
+        max_num_seqs=requests,
+        max_num_batched_tokens=2048,
+        max_model_len=shared + tail + 2,
+        max_queue_len=requests,
+    )
+    scheduler = Scheduler(config)
+    for i in range(requests):
+        prompt = [*range(2, shared + 2), *[i] * tail]
+        params = SamplingParams(max_tokens=1)
+        scheduler.add(AddRequest(request_id=str(i), prompt_token_ids=prompt, params=params, arrival=0.0))
+    computed, taken, started = 0, 0, time.perf_counter()
+    while scheduler.has_work():
+        step = scheduler.schedule()
+        scheduler.settle(step, [7] * len(step.sampling()))
+        computed += step.num_tokens
+        taken += 1
+    return computed, taken, time.perf_counter() - started
 
 
 def timed_steps(count: int, steps: int) -> list[float]:

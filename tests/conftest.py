@@ -88,6 +88,12 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
     return get
 
 
+@pytest.fixture(params=TINY)
+def tiny_kind(request: pytest.FixtureRequest) -> str:
+    """Each name of TINY in turn."""
+    return str(request.param)
+
+
 @pytest.fixture(scope="session")
 def gemma_gguf() -> Path:
     """The GGUF file of Gemma 3 270M, put together from its packages once a machine."""

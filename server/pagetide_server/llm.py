@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import logging
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
@@ -18,64 +19,18 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from pagetide_spec.config import EngineConfig
 from pagetide_spec.errors import PagetideError, SettingError
 
-from .engine.messages import (
-    AbortRequest,
-    AddRequest,
-    EngineStats,
-    FinishReason,
-    SamplingParams,
-    SequenceOutput,
-    TokenLogprobs,
-)
-from .engine.params import check_params, check_prompt
+from .engine.messages import AbortRequest, AddRequest, EngineStats, SamplingParams
+from .engine.params import check_params, check_prompt, plain_number
 from .engine.threads import wait_passively
-from .text.detokenizer import Detokenizer
+from .results import OpenPrompt, RequestOutput
+from .text.chat import configured, render
 from .text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
+Message = Mapping[str, Any]
 
-
-class GenerationError(PagetideError):
-    """The engine could not finish a request; the text says why."""
-
-
-@dataclasses.dataclass
-class CompletionOutput:
-    """One answer. `logprobs` has one entry a token if they were asked for."""
-
-    index: int
-    text: str = ""
-    token_ids: list[int] = dataclasses.field(default_factory=list)
-    finish_reason: FinishReason | None = None
-    logprobs: list[TokenLogprobs] | None = None
-
-    @property
-    def mean_logprob(self) -> float:
-        """Mean log probability of the tokens; what `best_of` ranks by."""
-        found = [entry.logprob for entry in self.logprobs or ()]
-        return sum(found) / len(found) if found else 0.0
-
-
-@dataclasses.dataclass
-class RequestMetrics:
-    """Times in seconds of the monotonic clock, and how many prompt tokens came from the prefix cache."""
-
-    arrival: float
-    scheduled: float = 0.0
-    first_token: float = 0.0
-    finished: float = 0.0
-    cached_tokens: int = 0
-
-
-@dataclasses.dataclass
-class RequestOutput:
-    """Everything about one prompt; `outputs` are its `n` answers."""
-
-    prompt: str | None
-    prompt_token_ids: list[int]
-    outputs: list[CompletionOutput]
-    metrics: RequestMetrics
-    prompt_logprobs: list[TokenLogprobs | None] | None = None
+# How often to look whether a grammar is compiled, when there is nothing else to do.
+COMPILE_POLL_SECONDS = 0.005
 
 
 class LLM:
@@ -90,14 +45,17 @@ class LLM:
     """
 
     def __init__(self, model: str, **engine_config: Any) -> None:
+        self._core: Any = None
         self.config = EngineConfig.from_mapping({"model": model, **engine_config})
+        _set_up_logging(self.config)
         wait_passively()
         from .engine.factory import create_core  # imports torch
 
         # The bound of the queue protects a server from its clients; here all prompts are in memory anyhow.
         unbounded = dataclasses.replace(self.config, max_queue_len=sys.maxsize)
         self._tokenizer = Tokenizer.load(self.config)
-        self._core: Any = create_core(unbounded, lambda stage, fraction: None)
+        self._template = configured(self.config.chat_template, self._tokenizer)
+        self._core = create_core(unbounded, lambda stage, fraction: None)
         self._ids = itertools.count()
 
     def generate(
@@ -118,26 +76,51 @@ class LLM:
             SettingError: a prompt or a parameter that the model cannot fulfil.
             GenerationError: the engine refused or failed a request; the others of the call are aborted.
         """
-        if self._core is None:
-            raise PagetideError("this LLM is closed")
-        requests = self._requests(_as_list(prompts), params)
+        core = self._open_core()
+        each = _as_list(prompts)
+        requests = [self._request(p, one) for p, one in zip(each, _one_each(params, len(each)), strict=True)]
         try:
             with _progress_bar(len(requests), progress) as advance:
                 self._run({r.add.request_id: r for r in requests}, advance)
         finally:
             for request in requests:
-                self._core.abort(AbortRequest(request.add.request_id))
+                core.abort(AbortRequest(request.add.request_id))
         return [r.result() for r in requests]
+
+    def chat(
+        self,
+        conversations: Sequence[Message] | Sequence[Sequence[Message]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool | None = None,
+        **template_options: Any,
+    ) -> list[RequestOutput]:
+        """Answer one conversation (a list of messages), or several; otherwise like `generate`.
+
+        `template_options` go to the chat template, such as `tools` or `add_generation_prompt`.
+
+        Raises:
+            ChatTemplateError: the template refuses the messages, or the model has none.
+        """
+        several = conversations if conversations and not isinstance(conversations[0], Mapping) else [conversations]
+        options = {"template": self._template, **template_options}
+        texts = [render(self._tokenizer, messages, **options) for messages in several]  # type: ignore[arg-type]
+        # The template writes the special tokens itself.
+        ids = [self._tokenizer.encode(text, add_special_tokens=False) for text in texts]
+        return [
+            dataclasses.replace(r, prompt=t)
+            for r, t in zip(self.generate(ids, params, progress=progress), texts, strict=True)
+        ]
 
     @property
     def vocab_size(self) -> int:
         """Token ids go from 0 to this number less one."""
-        return int(self._core.ready.vocab_size)
+        return int(self._open_core().ready.vocab_size)
 
     @property
     def stats(self) -> EngineStats:
         """State and totals of the engine as of now."""
-        return self._core.stats()
+        return self._open_core().stats()  # type: ignore[no-any-return]
 
     def close(self) -> None:
         """Free the model and its KV cache; closing twice is no error."""
@@ -153,32 +136,32 @@ class LLM:
     ) -> None:
         self.close()
 
-    def _requests(
-        self, prompts: list[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
-    ) -> list[_Request]:
-        if isinstance(params, Sequence):
-            if len(params) != len(prompts):
-                raise SettingError("params", f"{len(params)} entries", f"must be one, or {len(prompts)}: one a prompt")
-            each = list(params)
-        else:
-            each = [params or SamplingParams()] * len(prompts)
-        return [self._request(prompt, one) for prompt, one in zip(prompts, each, strict=True)]
+    def _open_core(self) -> Any:
+        if self._core is None:
+            raise PagetideError("this LLM is closed; make a new one")
+        return self._core
 
-    def _request(self, prompt: Prompt, params: SamplingParams) -> _Request:
-        token_ids = self._tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+    def _request(self, prompt: Prompt, params: SamplingParams) -> OpenPrompt:
+        text = prompt if isinstance(prompt, str) else None
+        token_ids = self._tokenizer.encode(text) if text is not None else _token_ids(prompt)
         check_prompt(token_ids, self._core.ready)
-        check_params(params, self._core.ready)
+        params = check_params(params, self._core.ready)
+        words = self._tokenizer.bad_word_ids(params.bad_words)
         # The best answers are told by their log probabilities, asked for or not.
         ranked = params.best_of is not None and params.logprobs is None
         add = AddRequest(
             request_id=f"llm-{next(self._ids)}",
             prompt_token_ids=token_ids,
-            params=msgspec.structs.replace(params, logprobs=0) if ranked else params,
+            params=msgspec.structs.replace(
+                params,
+                logprobs=0 if ranked else params.logprobs,
+                bad_words_token_ids=(*params.bad_words_token_ids, *words),
+            ),
             arrival=time.monotonic(),
         )
-        return _Request(add, params, prompt if isinstance(prompt, str) else None, self._tokenizer)
+        return OpenPrompt(add, params, text, self._tokenizer)
 
-    def _run(self, requests: dict[str, _Request], advance: Callable[[], object]) -> None:
+    def _run(self, requests: dict[str, OpenPrompt], advance: Callable[[], object]) -> None:
         outputs = [output for r in requests.values() for output in self._core.add(r.add)]
         left = len(requests)
         while True:
@@ -192,73 +175,40 @@ class LLM:
                     advance()
             if not left:
                 return
+            if not self._core.has_work():
+                time.sleep(COMPILE_POLL_SECONDS)
             outputs = self._core.step().outputs
 
 
-class _Request:
-    """A request on its way: its message to the engine, and the answers as they grow."""
+def _set_up_logging(config: EngineConfig) -> None:
+    """Log at the configured level; to stderr if the program has set up no logging of its own."""
+    logger = logging.getLogger("pagetide_server")
+    logger.setLevel(config.log_level.upper())
+    if not logger.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        logger.addHandler(handler)
 
-    def __init__(self, add: AddRequest, params: SamplingParams, prompt: str | None, tokenizer: Tokenizer) -> None:
-        self.add, self.params, self.prompt = add, params, prompt
-        self.metrics = RequestMetrics(arrival=add.arrival)
-        self.prompt_logprobs: list[TokenLogprobs | None] | None = None
-        wanted = range(params.best_of or params.n)
-        keeps_logprobs = add.params.logprobs is not None
-        self._answers = [CompletionOutput(i, logprobs=[] if keeps_logprobs else None) for i in wanted]
-        self._detokenizers = [Detokenizer(tokenizer, add.prompt_token_ids, params) for _ in wanted]
 
-    @property
-    def is_open(self) -> bool:
-        """Whether an answer still grows."""
-        return any(a.finish_reason is None for a in self._answers)
-
-    def take(self, output: SequenceOutput) -> bool:
-        """Add what one step brought; True if a stop string ended the answer before the engine did.
-
-        Raises:
-            GenerationError: the engine gave the request up.
-        """
-        if output.finish_reason == "error":
-            raise GenerationError(f"{self.add.request_id}: {output.error}")
-        answer = self._answers[output.index]
-        if answer.finish_reason is not None:
-            return False  # computed before the engine heard of the stop string
-        self._note(output)
-        text_ids = output.token_ids[:-1] if output.stop_token_id is not None else output.token_ids
-        piece = self._detokenizers[output.index].push(text_ids, finished=output.finish_reason is not None)
-        answer.text += piece.text
-        used = len(output.token_ids) if piece.stopped is None else piece.tokens_used
-        answer.token_ids += output.token_ids[:used]
-        if answer.logprobs is not None:
-            answer.logprobs += output.logprobs[:used]
-        answer.finish_reason = "stop" if piece.stopped is not None else output.finish_reason
-        return piece.stopped is not None and output.finish_reason is None
-
-    def result(self) -> RequestOutput:
-        """The request with its `n` answers, the best first if there was a choice."""
-        answers = self._answers
-        if self.params.best_of is not None:
-            answers = sorted(answers, key=lambda a: -a.mean_logprob)[: self.params.n]
-            for i, answer in enumerate(answers):
-                answer.index = i
-                answer.logprobs = answer.logprobs if self.params.logprobs is not None else None
-        return RequestOutput(self.prompt, self.add.prompt_token_ids, answers, self.metrics, self.prompt_logprobs)
-
-    def _note(self, output: SequenceOutput) -> None:
-        now = time.monotonic()
-        if output.scheduled:
-            self.metrics.scheduled = self.metrics.scheduled or output.scheduled
-            self.metrics.first_token = self.metrics.first_token or now
-            self.metrics.cached_tokens = output.cached_tokens
-        if output.prompt_logprobs is not None:
-            self.prompt_logprobs = output.prompt_logprobs
-        self.metrics.finished = now
+def _one_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+    if params is None or not isinstance(params, Sequence):
+        return [SamplingParams() if params is None else params] * count
+    if len(params) != count:
+        raise SettingError("params", f"{len(params)} entries", f"must be one, or {count}: one a prompt")
+    return list(params)
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str) or (prompts and all(isinstance(p, int) for p in prompts)):
+    if isinstance(prompts, str) or (len(prompts) and all(hasattr(p, "__index__") for p in prompts)):
         return [prompts]  # type: ignore[list-item]
     return list(prompts)  # type: ignore[arg-type]
+
+
+def _token_ids(prompt: Any) -> list[int]:
+    try:
+        return [plain_number(token_id) for token_id in prompt]
+    except TypeError:
+        raise SettingError("prompt", prompt, "must be text or a list of token ids") from None
 
 
 @contextmanager

@@ -36,6 +36,8 @@ RUNTIME_BYTES = 700 << 20
 class ModelPlan:
     """Sizes in bytes; `concurrency` maps a length in tokens to the sequences of that length that fit at once.
 
+    `max_model_len` is what the engine serves, `model_window` what was asked for or the model allows.
+
     `activation_bytes` is an estimate, `runtime_bytes` a usual value; all else is exact.
     """
 
@@ -48,6 +50,7 @@ class ModelPlan:
     windowed_layers: int
     bytes_per_token: int
     max_model_len: int
+    model_window: int
     device_bytes: int
     activation_bytes: int
     block_size: int
@@ -115,7 +118,7 @@ def make_plan(config: EngineConfig, device_bytes: int, lengths: list[int] | None
     import torch
 
     from .model.loader import dtype_of, window
-    from .model.memory import batch_limits, bytes_per_token, check_room
+    from .model.memory import batch_limits, bytes_per_token, check_room, usable_window
     from .model.network import examine
 
     device = torch.device("cuda")
@@ -123,9 +126,11 @@ def make_plan(config: EngineConfig, device_bytes: int, lengths: list[int] | None
     dtype, shape = dtype_of(hf_config, config, device), examine(hf_config, config)
     max_model_len = window(hf_config, config)
     token, weights = bytes_per_token(shape.layers, dtype), shape.parameters * dtype.itemsize
-    activations = _activations(hf_config, shape.vocab_size, batch_limits(config, device), dtype.itemsize)
+    limits = batch_limits(config, device, max_model_len)
+    activations = _activations(hf_config, shape.vocab_size, limits, dtype.itemsize)
     blocks = _room(config, device_bytes, weights + activations) // (token * config.block_size)
-    check_room(config, blocks, token * config.block_size, max_model_len, on_gpu=True)
+    check_room(config, blocks, token * config.block_size, max_model_len, device_bytes)
+    usable = usable_window(config, max_model_len, blocks)
     return ModelPlan(
         model=config.model,
         architecture=(getattr(hf_config, "architectures", None) or [hf_config.model_type])[0],
@@ -135,20 +140,23 @@ def make_plan(config: EngineConfig, device_bytes: int, lengths: list[int] | None
         layers=len(shape.layers),
         windowed_layers=sum(layer.sliding_window is not None for layer in shape.layers),
         bytes_per_token=token,
-        max_model_len=max_model_len,
+        max_model_len=usable,
+        model_window=max_model_len,
         device_bytes=device_bytes,
         activation_bytes=activations,
         block_size=config.block_size,
         blocks=blocks,
-        concurrency={n: blocks // -(-n // config.block_size) for n in lengths or _usual_lengths(max_model_len)},
+        concurrency={n: blocks // -(-n // config.block_size) for n in lengths or _usual_lengths(usable)},
     )
 
 
 def _room(config: EngineConfig, device_bytes: int, held: int) -> int:
-    """Bytes for the KV cache beside `held` bytes of weights and activations; not below 0."""
+    """Bytes for the KV cache beside `held` bytes of weights and activations; below 0 where these have none."""
+    from .model.memory import asked_bytes
+
     if config.kv_cache_memory_gib is not None:
-        return int(config.kv_cache_memory_gib * GIB)
-    return max(0, int(device_bytes * config.gpu_memory_utilization) - held - RUNTIME_BYTES)
+        return asked_bytes(config, device_bytes - held - RUNTIME_BYTES)
+    return int(device_bytes * config.gpu_memory_utilization) - held - RUNTIME_BYTES
 
 
 def _configuration(config: EngineConfig) -> Any:
@@ -165,12 +173,14 @@ def _configuration(config: EngineConfig) -> Any:
 
 def _activations(hf_config: Any, vocab: int, limits: Any, itemsize: int) -> int:
     """Estimate for the greatest step: of each token the residual stream, its norms, query, keys, values and the gated
-    inner width, of each sequence three rows of float32 logits.
+    inner width, of each sequence three rows of float32 logits, and the logits of scored prompts.
     """
+    from .model.profile import scored_bytes
+
     text = hf_config.get_text_config()
     inner = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
     per_token = (8 * text.hidden_size + 3 * inner) * itemsize
-    return limits.max_num_batched_tokens * per_token + 3 * limits.max_num_seqs * vocab * 4
+    return int(limits.max_num_batched_tokens * per_token + 3 * limits.max_num_seqs * vocab * 4 + scored_bytes(vocab))
 
 
 def _usual_lengths(max_model_len: int) -> list[int]:
@@ -182,6 +192,8 @@ def describe(plan: ModelPlan) -> str:
     gib = [
         f"{n / GIB:.2f} GiB" for n in (plan.device_bytes, plan.weight_bytes, plan.activation_bytes, plan.runtime_bytes)
     ]
+    shorter = f", all that the cache holds of the model's {plan.model_window:,}"
+    shorter = shorter if plan.max_model_len < plan.model_window else ""
     rows = [
         ("model", f"{plan.model} ({plan.architecture}, {plan.layers} layers)"),
         ("device memory", gib[0]),
@@ -190,7 +202,7 @@ def describe(plan: ModelPlan) -> str:
         ("runtime", f"{gib[3]} (usual)"),
         ("KV cache", f"{plan.cache_bytes / GIB:.2f} GiB, {plan.bytes_per_token:,} bytes a token"),
         ("blocks", f"{plan.blocks:,} of {plan.block_size} tokens: {plan.blocks * plan.block_size:,} tokens"),
-        ("window", f"{plan.max_model_len:,} tokens"),
+        ("window", f"{plan.max_model_len:,} tokens{shorter}"),
         *(("concurrency", f"{count:,} sequences of {length:,} tokens") for length, count in plan.concurrency.items()),
     ]
     if plan.windowed_layers:

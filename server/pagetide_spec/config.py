@@ -147,6 +147,16 @@ class EngineConfig:
         for field in dataclasses.fields(self):
             value = _checked(field, getattr(self, field.name))
             object.__setattr__(self, field.name, value)
+        self._check_step()
+
+    def _check_step(self) -> None:
+        tokens, window = self.max_num_batched_tokens, self.max_model_len
+        if not self.enable_chunked_prefill and tokens is not None and window is not None and tokens < window:
+            problem = (
+                f"a step holds whole prompts, since enable_chunked_prefill is off; set it to at least {window}, "
+                f"max_model_len to at most {tokens}, or enable_chunked_prefill to true"
+            )
+            raise SettingError("max_num_batched_tokens", tokens, problem)
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> EngineConfig:

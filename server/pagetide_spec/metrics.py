@@ -69,6 +69,14 @@ SERVER_METRICS: dict[str, Metric] = {
         _gauge("kv_capacity_tokens", "Tokens that the KV cache holds."),
         _counter("prefix_cache_query_tokens_total", "Prompt tokens looked up in the prefix cache."),
         _counter("prefix_cache_hit_tokens_total", "Prompt tokens found in the prefix cache."),
+        _counter(
+            "prefix_tail_tokens_total", "Prompt tokens of shared beginnings that lie behind their last full block."
+        ),
+        _counter(
+            "prefix_shareable_tokens_total",
+            "Prompt tokens of shared beginnings that an unlimited prefix cache would save with blocks of this size.",
+            "block_size",
+        ),
         _counter("prompt_tokens_total", "Prompt tokens of requests whose prefill was finished."),
         _counter("generation_tokens_total", "Tokens generated for clients."),
         _counter("prefills_total", "Requests whose prompt was finished."),

@@ -50,6 +50,12 @@ def parsed(*argv: str) -> dict[str, str | None]:
         pytest.param({"log_blocks": 1}, "log_blocks: 1: must be true or false", id="a number is no bool"),
         pytest.param({"max_num_seq": 8}, "max_num_seq: 8: no such setting; did you mean max_num_seqs?", id="misspelt"),
         pytest.param({"xyzzy": 8}, "xyzzy: 8: no such setting", id="unlike any setting"),
+        pytest.param(
+            {"enable_chunked_prefill": False, "max_num_batched_tokens": 64, "max_model_len": 65},
+            "max_num_batched_tokens: 64: a step holds whole prompts, since enable_chunked_prefill is off; set it to at "
+            "least 65, max_model_len to at most 64, or enable_chunked_prefill to true",
+            id="steps too small for whole prompts",
+        ),
     ],
 )
 def test_a_wrong_value_is_refused_by_name(values, problem):

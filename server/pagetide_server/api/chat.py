@@ -135,7 +135,8 @@ async def _prepare(context: Context, body: ChatRequest) -> _Job:
 
 
 async def _run(context: Context, request: Request, job: _Job, arrival: float, send: Send) -> None:
-    with Generation(context.engine, job.tokenizer, context.metrics, [job.prompt], arrival) as generation:
+    name = request.state.request_id
+    with Generation(context.engine, job.tokenizer, context.metrics, [job.prompt], arrival, name=name) as generation:
         try:
             if job.body.stream:
                 await send_events(send, _events(job, generation))

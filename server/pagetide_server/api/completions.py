@@ -120,7 +120,7 @@ async def _prepare(context: Context, body: CompletionRequest) -> _Job:
 
 async def _run(context: Context, request: Request, job: _Job, arrival: float, send: Send) -> None:
     with Generation(
-        context.engine, job.tokenizer, context.metrics, job.prompts, arrival, job.scores_only
+        context.engine, job.tokenizer, context.metrics, job.prompts, arrival, job.scores_only, request.state.request_id
     ) as generation:
         try:
             if job.body.stream:

@@ -35,6 +35,7 @@ class Generation(contextlib.AbstractContextManager["Generation"]):
     Args:
         arrival: when the HTTP request came.
         score_only: the prompts are only scored; each answer is empty (the engine's one token is dropped).
+        name: what the engine's log calls the request.
     """
 
     def __init__(
@@ -45,8 +46,9 @@ class Generation(contextlib.AbstractContextManager["Generation"]):
         prompts: Sequence[Prompt],
         arrival: float,
         score_only: bool = False,
+        name: str = "r",
     ) -> None:
-        self._engine, self._score_only = engine, score_only
+        self._engine, self._score_only, self._name = engine, score_only, name
         submitted = time.monotonic()
         self._submitted = submitted
         self._prompts = prompts
@@ -68,7 +70,7 @@ class Generation(contextlib.AbstractContextManager["Generation"]):
             EngineDead: there is no engine.
         """
         self._stack = contextlib.ExitStack()
-        self._box: Mailbox = self._stack.enter_context(self._engine.open(self._prompts, self._submitted))
+        self._box: Mailbox = self._stack.enter_context(self._engine.open(self._prompts, self._submitted, self._name))
         self._by_id = dict(zip(self._box.ids, self.runs, strict=True))
         return self
 

@@ -164,6 +164,9 @@ class ServerMetrics(Collector):
     def _read_totals(self, stats: EngineStats) -> None:
         self._set("prefix_cache_query_tokens_total", stats.prefix_query_tokens)
         self._set("prefix_cache_hit_tokens_total", stats.prefix_hit_tokens)
+        self._set("prefix_tail_tokens_total", stats.prefix_tail_tokens)
+        for size, tokens in stats.prefix_shareable_tokens.items():
+            self._set("prefix_shareable_tokens_total", tokens, (str(size),))
         self._set("engine_steps_total", stats.steps)
         self._set("preemptions_total", stats.preemptions_swap, ("swap",))
         self._set("preemptions_total", stats.preemptions_recompute, ("recompute",))

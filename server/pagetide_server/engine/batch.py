@@ -98,10 +98,10 @@ def _wanted(rows: list[Row], query_starts: list[int]) -> tuple[list[int], list[i
     for i, row in enumerate(rows):
         first, last = query_starts[i], query_starts[i + 1] - 1
         sequence = row.sequence
-        if sequence.params.prompt_logprobs is not None and row.start < sequence.prompt_len:
-            count = min(row.start + row.count, sequence.prompt_len) - row.start
-            prompt[i] = (len(wanted), count)
-            wanted.extend(range(first, first + count))
+        # (All the tokens of a sequence that is scored are its prompt's.)
+        if sequence.is_scored:
+            prompt[i] = (len(wanted), row.count)
+            wanted.extend(range(first, first + row.count))
         if row.samples:
             if not wanted or wanted[-1] != last:
                 wanted.append(last)

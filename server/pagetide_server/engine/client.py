@@ -134,10 +134,11 @@ class EngineClient:
     # ---- requests
 
     @contextlib.contextmanager
-    def open(self, prompts: Sequence[Prompt], arrival: float | None = None) -> Iterator[Mailbox]:
+    def open(self, prompts: Sequence[Prompt], arrival: float | None = None, name: str = "r") -> Iterator[Mailbox]:
         """Submit prompts; their outputs come to one mailbox. Leaving the context aborts what has not ended.
 
-        The ids in `Mailbox.ids` stand in the order of the prompts and are unique in this process.
+        The ids in `Mailbox.ids` stand in the order of the prompts and are unique in this process; they begin with
+        `name`, so that the engine's log speaks of requests as their clients do.
 
         Raises:
             EngineDead: there is no engine any more.
@@ -145,7 +146,7 @@ class EngineClient:
         if self._failure is not None or self._closing:
             raise EngineDead(str(self._failure or "the engine is shutting down"))
         arrival = time.monotonic() if arrival is None else arrival
-        box = Mailbox([f"r{next(self._numbers)}" for _ in prompts], self._loop)
+        box = Mailbox([f"{name}-{next(self._numbers)}" for _ in prompts], self._loop)
         try:
             for request_id, prompt in zip(box.ids, prompts, strict=True):
                 self._boxes[request_id] = box
@@ -196,7 +197,8 @@ class EngineClient:
             EngineDead: the engine ended first.
         """
         left = params.best_of or params.n
-        with self.open([Prompt(prompt_token_ids, params, priority, cache_salt)]) as box:
+        prompt = Prompt(prompt_token_ids, params, priority, cache_salt)
+        with self.open([prompt], name=request_id or "r") as box:
             own_id = box.ids[0]
             while left:
                 outputs = await box.take()

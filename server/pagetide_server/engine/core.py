@@ -2,90 +2,31 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import time
-from typing import Any, Protocol
+from typing import Any
 
 from pagetide_spec.errors import PagetideError, SettingError
 
-from .limits import answers
-from .messages import (
-    AbortRequest,
-    AddRequest,
-    EngineStats,
-    ErrorKind,
-    Ready,
-    SequenceOutput,
-    StepOutput,
-    Structure,
-    TokenLogprobs,
-)
+from . import isolation
+from .messages import AbortRequest, AddRequest, EngineStats, ErrorKind, Ready, SequenceOutput, StepOutput, TokenLogprobs
+from .open_request import OpenRequest
 from .params import check_token_ids
+from .roles import Compiler, DeviceLost, Runner, Sampler
 from .scheduler import RequestRefused, Scheduler, Settled
-from .sequence import Sequence, Step
+from .sequence import Sequence, Status, Step
 
 log = logging.getLogger(__name__)
 
-
-class Runner(Protocol):
-    """What the loop needs of a model (model/runner.py)."""
-
-    def execute(self, step: Step) -> Any:
-        """Logits of the step: `sampling` [sequences, vocabulary], `prompt` {row: [tokens, vocabulary]}."""
-
-
-class Sampler(Protocol):
-    """What the loop needs of a sampler (sampler.py)."""
-
-    def sample(self, logits: Any, sequences: list[Sequence]) -> Any:
-        """One token for each sequence; may change `logits`."""
-
-    def prompt_logprobs(self, logits: Any, next_token_ids: list[int], top: int) -> list[TokenLogprobs]:
-        """The log probability of each next token."""
-
-
-class Grammar(Protocol):
-    """A compiled structure (structure.py)."""
-
-    def matcher(self) -> Any:
-        """State of one answer, at its beginning."""
-
-
-class Compilation(Protocol):
-    """A structure on its way to a grammar (structure.py)."""
-
-    def done(self) -> bool:
-        """Whether `result` comes at once."""
-
-    def result(self) -> Grammar:
-        """The grammar; raises a PagetideError that is the client's fault."""
-
-
-class Compiler(Protocol):
-    """Compiles structures beside the loop (structure.py)."""
-
-    def compile(self, structure: Structure) -> Compilation:
-        """Start to compile; never raises."""
-
-    def close(self) -> None:
-        """Drop what waits to be compiled."""
-
-
-@dataclasses.dataclass(slots=True)
-class _Open:
-    """A request between its arrival and its last token."""
-
-    request: AddRequest
-    sequences_left: int
-    scheduled: float = 0.0
-    grammar: Grammar | None = None
-    # Of the prompt's tokens so far; None when they were not asked for, or have been delivered.
-    prompt_logprobs: list[TokenLogprobs | None] | None = None
+# A sequence, and what went wrong with it.
+Problem = tuple[Sequence, object]
 
 
 class EngineCore:
     """One model, its KV cache and the requests in it. Not thread-safe: one thread calls everything.
+
+    A failure ends the requests that it concerns with an error, never the loop: that of a matcher or a sampler one
+    answer, that of a forward the answers of its step. Only a lost device ends all.
 
     Attributes:
         ready: what callers must know of the engine to check requests.
@@ -96,8 +37,9 @@ class EngineCore:
     ) -> None:
         self._scheduler, self._runner, self._sampler, self._compiler = scheduler, runner, sampler, compiler
         self.ready = ready
-        self._open: dict[str, _Open] = {}
-        self._compiling: dict[str, Compilation] = {}
+        self._open: dict[str, OpenRequest] = {}
+        # Those of `_open` that wait for their grammar.
+        self._compiling: dict[str, OpenRequest] = {}
 
     # ---- requests in
 
@@ -105,42 +47,38 @@ class EngineCore:
         """Take a request in; the refusal as an error output, or nothing."""
         if request.request_id in self._open:
             return [_error(request.request_id, 0, f"request id {request.request_id!r} is in use", "invalid")]
-        entry = _Open(request, sequences_left=answers(request.params))
-        if request.params.prompt_logprobs is not None:
-            entry.prompt_logprobs = [None]
         try:
             check_token_ids(request.prompt_token_ids, self.ready.vocab_size, "prompt")
-            if request.params.structure is None:
-                self._scheduler.add(request)
-            else:
-                self._compiling[request.request_id] = self._compiler.compile(request.params.structure)
+            self._scheduler.check(request, waiting_elsewhere=len(self._compiling))
         except SettingError as error:
             return [_error(request.request_id, 0, str(error), "invalid")]
         except RequestRefused as error:
             return [_error(request.request_id, 0, str(error), error.kind)]
-        self._open[request.request_id] = entry
+        entry = self._open[request.request_id] = OpenRequest(request)
+        if request.params.structure is None:
+            self._scheduler.admit(request)
+        else:
+            entry.compilation = self._compiler.compile(request.params.structure)
+            self._compiling[request.request_id] = entry
         return []
 
     def abort(self, message: AbortRequest) -> list[SequenceOutput]:
         """End a request or one of its sequences now; the last output of each sequence that ended by it."""
-        if message.request_id in self._compiling:
-            return self._abort_compiling(message)
-        ended = self._scheduler.abort(message.request_id, message.index)
-        for sequence in ended:
-            self._close(sequence)
-        return [_ended(message, s.index) for s in ended]
-
-    def _abort_compiling(self, message: AbortRequest) -> list[SequenceOutput]:
-        # One answer of several cannot leave before the scheduler knows of them: it is computed, and then ignored.
-        if message.index is not None and self._open[message.request_id].sequences_left > 1:
-            return []
-        del self._compiling[message.request_id]
-        entry = self._open.pop(message.request_id)
-        return [_ended(message, i) for i in range(entry.sequences_left)]
+        entry = self._compiling.get(message.request_id)
+        if entry is not None:
+            indices = entry.withdraw(message.index)
+            if not entry.left:
+                del self._compiling[message.request_id], self._open[message.request_id]
+        else:
+            ended = self._scheduler.abort(message.request_id, message.index)
+            for sequence in ended:
+                self._close(sequence)
+            indices = [s.index for s in ended]
+        return [SequenceOutput(request_id=message.request_id, index=i, finish_reason=message.reason) for i in indices]
 
     def has_work(self) -> bool:
         """Whether a step would do something now."""
-        return self._scheduler.has_work() or any(c.done() for c in self._compiling.values())
+        return self._scheduler.has_work() or any(_is_compiled(entry) for entry in self._compiling.values())
 
     def is_waiting(self) -> bool:
         """Whether a request waits for its grammar to be compiled."""
@@ -149,12 +87,17 @@ class EngineCore:
     # ---- one step
 
     def step(self) -> StepOutput:
-        """Advance every scheduled sequence; what came of it."""
+        """Advance every scheduled sequence; what came of it.
+
+        Raises:
+            DeviceLost: the device computes nothing any more.
+        """
         started = time.monotonic()
         outputs = self._admit_compiled()
         step = self._scheduler.schedule()
+        for leader in step.started:
+            self._open[leader.request_id].scheduled = started
         if step:
-            self._note_start(step, started)
             outputs += self._compute(step)
         now = time.monotonic()
         return StepOutput(
@@ -167,8 +110,10 @@ class EngineCore:
         )
 
     def close(self) -> None:
-        """End the threads that compile grammars."""
+        """End the threads that compile grammars, and log what the prompts had in common."""
         self._compiler.close()
+        if self._scheduler.prefix_lengths.prompts:
+            log.info("block_size: %s", self._scheduler.prefix_lengths.summary())
 
     def stats(self) -> EngineStats:
         """State and totals as of now."""
@@ -179,60 +124,65 @@ class EngineCore:
     def _admit_compiled(self) -> list[SequenceOutput]:
         """Hand the requests whose grammar is ready to the scheduler."""
         outputs = []
-        for request_id, compilation in list(self._compiling.items()):
-            if not compilation.done():
-                continue
-            entry = self._open[request_id]
+        for request_id, entry in [item for item in self._compiling.items() if _is_compiled(item[1])]:
             del self._compiling[request_id]
+            assert entry.compilation is not None
             try:
-                entry.grammar = compilation.result()
-                self._scheduler.add(entry.request)
-            except (RequestRefused, PagetideError) as error:
+                entry.grammar = entry.compilation.result()
+            except Exception as error:
                 del self._open[request_id]
-                kind = error.kind if isinstance(error, RequestRefused) else "invalid"
-                outputs.append(_error(request_id, 0, str(error), kind))
+                if isinstance(error, PagetideError):
+                    outputs.append(_error(request_id, 0, _text(error), "invalid"))
+                else:
+                    log.exception("the structure of request %s could not be compiled", request_id)
+                    outputs += [_error(request_id, i, _text(error), "engine") for i in entry.withdraw(None)]
+                continue
+            self._scheduler.admit(entry.request)
+            for index in entry.withdrawn:
+                self._scheduler.abort(request_id, index)
         return outputs
-
-    def _note_start(self, step: Step, now: float) -> None:
-        for leader in step.started:
-            self._open[leader.request_id].scheduled = now
 
     def _compute(self, step: Step) -> list[SequenceOutput]:
-        """Forward, sample and settle. A failure ends the requests it concerns, never the loop."""
+        """Forward, sample and settle."""
         sequences = step.sampling()
-        self._give_matchers(sequences)
         try:
             logits = self._runner.execute(step)
-            self._score_prompts(step, logits.prompt)
-            sampled = self._sampler.sample(logits.sampling, sequences)
+            problems = self._begin_structures(sequences) + self._score_prompts(step, logits.prompt)
+            chosen = isolation.sample(self._runner, self._sampler, step, logits.sampling)
+        except DeviceLost:
+            raise
         except Exception as error:  # whatever a model raises must not take the other requests along
             log.exception("a step failed; its %d sequences end with an error", len(step.rows))
-            touched = [s for row in step.rows for s in (row.sequence, *row.siblings)] + step.preempted
-            return [output for s in touched for output in self._fail(s, error)]
-        outputs = [out for i, error in sampled.errors.items() for out in self._fail(sequences[i], error)]
-        logprobs = {id(s): found for s, found in zip(sequences, sampled.logprobs, strict=True) if found is not None}
-        for settled in self._scheduler.settle(step, sampled.token_ids):
-            outputs.append(self._output(settled, logprobs.get(id(settled.sequence))))
+            # What was on its way to host memory may be lost; who is to be recomputed has lost nothing.
+            moved = [s for s in step.preempted if s.status is Status.SWAPPED]
+            touched = [s for row in step.rows for s in (row.sequence, *row.siblings)] + moved
+            return self._fail_all([(s, error) for s in touched])
+        outputs = self._fail_all(problems + [(sequences[row], error) for row, error in chosen.errors.items()])
+        logprobs = {id(s): found for s, found in zip(sequences, chosen.logprobs, strict=True) if found is not None}
+        for settled in self._scheduler.settle(step, chosen.token_ids):
+            outputs += self._output(settled, logprobs.get(id(settled.sequence)))
         return outputs
 
-    def _give_matchers(self, sequences: list[Sequence]) -> None:
-        for sequence in sequences:
-            if sequence.matcher is None and sequence.params.structure is not None:
-                grammar = self._open[sequence.request_id].grammar
-                sequence.matcher = grammar.matcher() if grammar is not None else None
+    def _begin_structures(self, sequences: list[Sequence]) -> list[Problem]:
+        """Give matchers to the sequences whose answer begins."""
+        begun = ((s, isolation.begin(s, self._open[s.request_id].grammar)) for s in sequences)
+        return [(s, problem) for s, problem in begun if problem is not None]
 
-    def _score_prompts(self, step: Step, prompt_logits: dict[int, Any]) -> None:
+    def _score_prompts(self, step: Step, prompt_logits: dict[int, Any]) -> list[Problem]:
+        problems: list[Problem] = []
         for index, logits in prompt_logits.items():
             row = step.rows[index]
-            sequence = row.sequence
-            scored = self._open[sequence.request_id].prompt_logprobs
-            if scored is None or len(scored) > row.start + 1:
-                continue  # computed once more after a preemption
-            targets = sequence.tokens[row.start + 1 : min(row.start + row.count + 1, sequence.prompt_len)]
-            top = sequence.params.prompt_logprobs or 0
-            scored += self._sampler.prompt_logprobs(logits[: len(targets)], targets, top)
+            entry = self._open[row.sequence.request_id]
+            skip, targets = entry.unscored(row)
+            top = row.sequence.params.prompt_logprobs or 0
+            try:
+                entry.add_scores(self._sampler.prompt_logprobs(logits[skip : skip + len(targets)], targets, top))
+            except Exception as error:
+                log.exception("the prompt of %r could not be scored", row.sequence)
+                problems += [(s, error) for s in (row.sequence, *row.siblings)]
+        return problems
 
-    def _output(self, settled: Settled, logprobs: TokenLogprobs | None) -> SequenceOutput:
+    def _output(self, settled: Settled, logprobs: TokenLogprobs | None) -> list[SequenceOutput]:
         sequence = settled.sequence
         output = SequenceOutput(
             request_id=sequence.request_id,
@@ -246,33 +196,37 @@ class EngineCore:
             entry = self._open[sequence.request_id]
             output.scheduled = entry.scheduled
             output.cached_tokens = sequence.cached_tokens
-            output.prompt_logprobs, entry.prompt_logprobs = entry.prompt_logprobs, None
+            output.prompt_logprobs = entry.take_scores()
         if settled.finish_reason is not None:
             self._close(sequence)
-        elif sequence.matcher is not None and not sequence.matcher.accept(settled.token_id):
-            (output,) = self._fail(sequence, sequence.matcher.error)
-        return output
+            return [output]
+        problem = isolation.advance(sequence, settled.token_id)
+        return [output] if problem is None else self._fail(sequence, problem)
 
     def _fail(self, sequence: Sequence, error: object) -> list[SequenceOutput]:
         """End a sequence, and those that wait for its prompt, with an error."""
         ended = self._scheduler.fail(sequence)
         for each in ended:
             self._close(each)
-        text = str(error) or type(error).__name__
-        return [_error(each.request_id, each.index, text, "engine") for each in ended]
+        return [_error(each.request_id, each.index, _text(error), "engine") for each in ended]
+
+    def _fail_all(self, problems: list[Problem]) -> list[SequenceOutput]:
+        return [output for sequence, error in problems for output in self._fail(sequence, error)]
 
     def _close(self, sequence: Sequence) -> None:
-        entry = self._open.get(sequence.request_id)
-        if entry is None:
-            return
-        entry.sequences_left -= 1
-        if entry.sequences_left <= 0:
+        entry = self._open[sequence.request_id]
+        entry.left -= 1
+        if entry.left <= 0:
             del self._open[sequence.request_id]
+
+
+def _is_compiled(entry: OpenRequest) -> bool:
+    return entry.compilation is not None and entry.compilation.done()
+
+
+def _text(error: object) -> str:
+    return str(error) or type(error).__name__
 
 
 def _error(request_id: str, index: int, text: str, kind: ErrorKind) -> SequenceOutput:
     return SequenceOutput(request_id=request_id, index=index, finish_reason="error", error=text, error_kind=kind)
-
-
-def _ended(message: AbortRequest, index: int) -> SequenceOutput:
-    return SequenceOutput(request_id=message.request_id, index=index, finish_reason=message.reason)

@@ -7,6 +7,8 @@ from typing import Literal
 
 from .messages import AddRequest, SamplingParams
 
+MAX_SCORED_TOKENS = 256
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SchedulerConfig:
@@ -14,6 +16,8 @@ class SchedulerConfig:
 
     Attributes:
         num_blocks, num_swap_blocks: KV blocks on the device and in host memory.
+        max_scored_tokens: prompt tokens a step whose log probabilities are wanted (`prompt_logprobs`). Each of them
+            brings a whole row of logits: a step of 8,192 over a vocabulary of 262,144 would take 8 GiB, 256 take 0.25.
         watermark: part of the blocks that an admission leaves free while others run, so that their next tokens do
             not preempt it at once.
         kv_bytes_per_token, swap_bytes_per_second, recompute_tokens_per_second: constants of the estimate in
@@ -32,6 +36,7 @@ class SchedulerConfig:
     preemption_mode: Literal["auto", "swap", "recompute"] = "auto"
     max_queue_len: int = 1024
     eos_token_ids: frozenset[int] = frozenset()
+    max_scored_tokens: int = MAX_SCORED_TOKENS
     watermark: float = 0.01
     kv_bytes_per_token: float = 131072.0
     swap_bytes_per_second: float = 20e9

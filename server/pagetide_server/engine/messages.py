@@ -143,6 +143,10 @@ class EngineStats(msgspec.Struct, kw_only=True):
     block_allocation_failures: int = 0
     prefix_query_tokens: int = 0
     prefix_hit_tokens: int = 0
+    # Of beginnings that prompts share (prefix_lengths.py): what lies behind the last full block, and what an unlimited
+    # cache would save with blocks of each size.
+    prefix_tail_tokens: int = 0
+    prefix_shareable_tokens: dict[int, int] = {}
 
 
 class StepOutput(msgspec.Struct, tag=True, kw_only=True):

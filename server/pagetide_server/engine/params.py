@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import math
+import operator
+import re
 from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
 
 from pagetide_spec.errors import SettingError
 
@@ -16,15 +21,65 @@ MAX_STOPS = 64
 MAX_SEED = 2**63
 
 
-def check_params(params: SamplingParams, ready: Ready) -> None:
-    """Refuse sampling parameters that mean nothing or that the model cannot fulfil.
+def well_typed(params: SamplingParams) -> SamplingParams:
+    """The parameters with every value of its declared type: a constructor of msgspec does not look at them.
+
+    A list stands for a tuple, one text for a tuple of one, and None for an empty one, as vLLM's users write `stop`.
 
     Raises:
         SettingError: names the parameter and the value.
     """
+    if type(params) is not SamplingParams:
+        raise SettingError("params", params, "must be SamplingParams")
+    values = {name: plain_number(getattr(params, name)) for name in params.__struct_fields__}
+    for name in ("stop", "bad_words", "stop_token_ids", "logit_bias"):
+        if values[name] is None:
+            del values[name]
+        elif isinstance(values[name], str):
+            values[name] = (values[name],)
+    try:
+        return msgspec.convert(values, SamplingParams)
+    except msgspec.ValidationError as error:
+        name, problem = _described(str(error))
+        raise SettingError(name, values[name], problem) from None
+
+
+def plain_number(value: Any) -> Any:
+    """A number of another library (numpy's, say) as Python's own; anything else as it is."""
+    if isinstance(value, float):
+        return float(value)
+    return value if isinstance(value, bool) or not hasattr(value, "__index__") else operator.index(value)
+
+
+def _described(message: str) -> tuple[str, str]:
+    """(parameter, problem) of msgspec's message, such as "Expected `int | null`, got `str` - at `$.seed`"."""
+    wanted = re.search(r"Expected `([^`]*)`", message)
+    place = re.search(r"(`key` in `)?\$\.(\w+)(\[)?", message)
+    assert wanted, message
+    assert place, message
+    words = " or ".join(_TYPE_WORDS.get(t, t) for t in wanted[1].split(" | "))
+    if place[1]:
+        return place[2], f"its keys must be {words}"
+    return place[2], f"its entries must be {words}" if place[3] else f"must be {words}"
+
+
+_TYPE_WORDS = {
+    "int": "a whole number", "float": "a number", "bool": "true or false", "str": "text", "array": "a list",
+    "object": "a mapping", "null": "None",
+}  # fmt: skip
+
+
+def check_params(params: SamplingParams, ready: Ready) -> SamplingParams:
+    """The parameters, well typed; refuses what means nothing or what the model cannot fulfil.
+
+    Raises:
+        SettingError: names the parameter and the value.
+    """
+    params = well_typed(params)
     _check_counts(params, ready)
     _check_numbers(params)
     _check_lists(params, ready.vocab_size)
+    return params
 
 
 def check_prompt(token_ids: Sequence[int], ready: Ready, field: str = "prompt") -> None:

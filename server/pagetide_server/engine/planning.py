@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-
+from .filling import Filling
 from .limits import SchedulerConfig
 from .queues import Queues
 from .sequence import Row, Sequence, Status, Step
 from .tables import BlockTables
-
-
-@dataclasses.dataclass(slots=True)
-class Totals:
-    """What happened since the scheduler was made; never goes back."""
-
-    steps: int = 0
-    preemptions_swap: int = 0
-    preemptions_recompute: int = 0
-    swapped_out_blocks: int = 0
-    swapped_in_blocks: int = 0
-    prefix_query_tokens: int = 0
-    prefix_hit_tokens: int = 0
+from .totals import Totals
 
 
 class StepPlan:
@@ -34,6 +21,13 @@ class StepPlan:
        fit ends this, so that nobody is overtaken for ever. A sequence joins if slots are free for all answers of its
        request and the blocks of its whole text are available beside what running prompts still need and a small
        reserve; if nobody runs, it joins in any case (it fits in the empty memory, or was refused on arrival).
+
+    A waiting sequence whose next block is computed in this step by somebody else (the same text up to its end) joins in
+    the next one, and finds it then. That is a wait of one step: newcomers are looked at only where all prompts before
+    them got what they asked for, so that these are complete. (Of equal texts one sequence always goes first.)
+
+    A step computes at most `max_scored_tokens` tokens of prompts that are to be scored. Such a prompt may join and get
+    none of them yet: it keeps its place, and those behind it get theirs.
     """
 
     def __init__(self, config: SchedulerConfig, queues: Queues, tables: BlockTables, totals: Totals) -> None:
@@ -41,9 +35,12 @@ class StepPlan:
         self.step = Step()
         self.prompts: list[Row] = []
         self.forking: list[Row] = []
+        self.filling = Filling(self.prompts, tables)
         # Tokens left for prompts and newcomers; tokens set aside for decodes.
         self.budget = config.max_num_batched_tokens
         self.decode_budget = 0
+        # Of the budget, what may go to prompts that are to be scored.
+        self.score_budget = config.max_scored_tokens
         # Blocks that running prompts will need beyond those they have.
         self.promised = 0
         self.is_short = False
@@ -96,14 +93,15 @@ class StepPlan:
         if count:
             count = min(count, self._reach(sequence) - start)
             self._extend(sequence, start + count)
-            self.budget -= count
-            self._add_row(sequence, count)
+            self._add_prompt(sequence, count)
         self.is_short |= count < wanted
         self.promised += self._owed(sequence)
 
     def _share(self, sequence: Sequence, start: int) -> int:
-        """Tokens of a prompt to compute now, of those left in the budget; 0 if it must be whole and is longer."""
+        """Tokens of a prompt to compute now, of those left in the budgets; 0 if it must be whole and is longer."""
         todo = len(sequence.tokens) - start
+        if sequence.is_scored:
+            return min(todo, self.budget, self.score_budget)
         # A preempted sequence may come back in pieces in any case: with its answer it can be longer than a step.
         if todo <= self.budget or self.config.enable_chunked_prefill or sequence.generated:
             return min(todo, self.budget)
@@ -140,6 +138,12 @@ class StepPlan:
         (self.step.rows if length - start == 1 else self.prompts).append(row)
         if row.samples and sequence.pending:
             self.forking.append(row)
+
+    def _add_prompt(self, sequence: Sequence, count: int) -> None:
+        self.budget -= count
+        if sequence.is_scored:
+            self.score_budget -= count
+        self._add_row(sequence, count)
 
     def _fork(self, row: Row) -> None:
         """The prompt ends in this step: let the request's other answers join (their slots were kept)."""
@@ -212,14 +216,16 @@ class StepPlan:
             if not self._has_room(sequence, self.promised, running=len(self.queues.running)):
                 return
             hits = self.tables.match(sequence)
+            if self.filling.holds_next(sequence, len(hits)):
+                return
             start = len(hits) * self.config.block_size
             count = self._share(sequence, sequence.computed if sequence.status is Status.SWAPPED else start)
-            if not count:
+            if not count and not sequence.is_scored:
                 return
             self._join(sequence, hits)
-            self._extend(sequence, sequence.computed + count)
-            self.budget -= count
-            self._add_row(sequence, count)
+            if count:
+                self._extend(sequence, sequence.computed + count)
+                self._add_prompt(sequence, count)
             self.promised += self._owed(sequence)
 
     def _join(self, sequence: Sequence, hits: list[int]) -> None:

@@ -25,6 +25,7 @@ class PrefixLengths:
         prompt_tokens: their tokens.
         remainders: how many prompts had a common prefix with `L % block_size == i`, for each i; prompts that share
             nothing (L = 0) are left out.
+        tail_tokens: tokens of common beginnings behind their last full block of the engine's size: what it lost.
         saved_tokens: for each block size in `BLOCK_SIZES` and the engine's own, the tokens that it would have saved.
     """
 
@@ -34,6 +35,7 @@ class PrefixLengths:
         self.prompts = 0
         self.prompt_tokens = 0
         self.remainders = [0] * block_size
+        self.tail_tokens = 0
         self.saved_tokens = dict.fromkeys(sorted({*BLOCK_SIZES, block_size}), 0)
         self._continuations: OrderedDict[bytes, Sequence[int]] = OrderedDict()
 
@@ -49,6 +51,7 @@ class PrefixLengths:
             self.remainders[length % self.block_size] += 1
         # The last token of a prompt is always computed: its logits are needed.
         usable = min(length, len(token_ids) - 1)
+        self.tail_tokens += usable % self.block_size
         for size in self.saved_tokens:
             self.saved_tokens[size] += usable // size * size
         self._remember(token_ids, parent_key)
@@ -58,6 +61,14 @@ class PrefixLengths:
         """Tokens that blocks of `block_size` would have saved beyond the engine's own size; negative: fewer."""
         return self.saved_tokens[block_size] - self.saved_tokens[self.block_size]
 
+    def summary(self) -> str:
+        """One line for a log."""
+        saved = ", ".join(f"{tokens} with blocks of {size}" for size, tokens in self.saved_tokens.items())
+        return (
+            f"{self.prompts} prompts of {self.prompt_tokens} tokens; of beginnings that they share, an unlimited cache "
+            f"saves {saved}; {self.tail_tokens} tokens lie behind the last full block of {self.block_size}"
+        )
+
     def _common(self, token_ids: Sequence[int], parent_key: Callable[[int], bytes]) -> int:
         length = 0
         while length < len(token_ids):
@@ -65,6 +76,9 @@ class PrefixLengths:
             if known is None:
                 return length
             block = token_ids[length : length + self.block_size]
+            if known == block and len(known) == self.block_size:
+                length += self.block_size
+                continue
             same = next((i for i, (a, b) in enumerate(zip(known, block, strict=False)) if a != b), None)
             if same is not None:
                 return length + same

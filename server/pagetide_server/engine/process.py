@@ -71,6 +71,9 @@ class Core(Protocol):
     def stats(self) -> EngineStats:
         """State and totals now."""
 
+    def close(self) -> None:
+        """Nothing more will be asked."""
+
 
 class Loop:
     """Reads, steps, sends; the attributes are read by the heartbeat's thread."""
@@ -190,6 +193,7 @@ def serve(core: Core, inbox: Inbox, outbox: Outbox, heart: Callable[[Loop], Hear
         log.exception("an engine step failed")
         outbox.send(Failed(message=f"{type(error).__name__}: {error}", exit_code=EXIT_ENGINE))
         return EXIT_ENGINE
+    core.close()
     return 0
 
 

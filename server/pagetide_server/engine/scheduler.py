@@ -14,13 +14,14 @@ from collections.abc import Sequence
 from . import integrity, settling
 from .limits import RequestRefused, SchedulerConfig, answers, check_request, final_length
 from .messages import AddRequest, EngineStats
-from .planning import StepPlan, Totals
+from .planning import StepPlan
 from .prefix_lengths import PrefixLengths
 from .queues import Queues
 from .sequence import Sequence as Answer
 from .sequence import Status, Step
 from .settling import Settled
 from .tables import BlockEvent, BlockTables
+from .totals import Totals
 
 __all__ = ["RequestRefused", "Scheduler", "SchedulerConfig", "Settled"]
 
@@ -59,15 +60,31 @@ class Scheduler:
         Raises:
             RequestRefused: it can never run (`invalid`), or too many wait already (`queue_full`).
         """
+        self.check(request)
+        self.admit(request)
+
+    def check(self, request: AddRequest, waiting_elsewhere: int = 0) -> None:
+        """Refuse a request as `add` does, but do not queue it.
+
+        Args:
+            request: the request.
+            waiting_elsewhere: requests that will be admitted later and count as waiting.
+
+        Raises:
+            RequestRefused: it can never run (`invalid`), or too many wait already (`queue_full`).
+        """
         if request.request_id in self._queues.requests:
             raise RequestRefused("invalid", f"request_id {request.request_id!r} is in use; take another")
         check_request(request, self.config)
         # Who will find a free slot in the next step does not wait.
         free_slots = max(0, self.config.max_num_seqs - self._queues.slots)
-        if len(self._queues.fresh) >= self.config.max_queue_len + free_slots:
+        if len(self._queues.fresh) + waiting_elsewhere >= self.config.max_queue_len + free_slots:
             raise RequestRefused(
                 "queue_full", f"max_queue_len of {self.config.max_queue_len} requests wait already; try again later"
             )
+
+    def admit(self, request: AddRequest) -> None:
+        """Queue a request that `check` has let pass."""
         first, *rest = [self._answer(request, i) for i in range(answers(request.params))]
         first.pending = rest
         self._arrivals += 1
@@ -194,6 +211,8 @@ class Scheduler:
             block_allocation_failures=device.failures,
             prefix_query_tokens=totals.prefix_query_tokens,
             prefix_hit_tokens=totals.prefix_hit_tokens,
+            prefix_tail_tokens=self.prefix_lengths.tail_tokens,
+            prefix_shareable_tokens=dict(self.prefix_lengths.saved_tokens),
         )
 
     def block_references(self, block: int) -> int:

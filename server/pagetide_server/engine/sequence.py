@@ -99,6 +99,11 @@ class Sequence:
         return len(self.tokens) - self.prompt_len
 
     @property
+    def is_scored(self) -> bool:
+        """Whether its prompt's own log probabilities are wanted and not all known yet."""
+        return self.request.params.prompt_logprobs is not None and len(self.tokens) == self.prompt_len
+
+    @property
     def slots(self) -> int:
         """Places that it takes in the running batch: its own, and those kept for answers yet to join."""
         return 1 + len(self.pending)

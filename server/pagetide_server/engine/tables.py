@@ -51,14 +51,16 @@ class BlockTables:
         may read is not written to. A prompt that hits in full computes its last block anew, into a block of its own.
         Nothing is looked up for a prompt that is to be scored (`prompt_logprobs`).
         """
+        return self.device.lookup(self._leading_keys(sequence, self.matchable(sequence)))
+
+    def matchable(self, sequence: seqs.Sequence) -> int:
+        """Leading blocks that `match` would take if they were known."""
         if not self.config.enable_prefix_caching:
-            return []
+            return 0
         limit = (len(sequence.tokens) - 1) // self.config.block_size
         if sequence.status is seqs.Status.SWAPPED:
-            limit = min(limit, sequence.computed // self.config.block_size)
-        elif sequence.params.prompt_logprobs is not None and sequence.generated == 0:
-            return []
-        return self.device.lookup(self._leading_keys(sequence, limit))
+            return min(limit, sequence.computed // self.config.block_size)
+        return 0 if sequence.is_scored else limit
 
     def _leading_keys(self, sequence: seqs.Sequence, limit: int) -> Iterator[bytes]:
         for count in range(1, limit + 1):

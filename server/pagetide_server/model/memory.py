@@ -36,10 +36,17 @@ class BatchLimits:
     max_num_batched_tokens: int
 
 
-def batch_limits(config: EngineConfig, device: torch.device) -> BatchLimits:
-    """The configured limits, or the defaults of the device."""
+def batch_limits(config: EngineConfig, device: torch.device, window: int) -> BatchLimits:
+    """The configured limits, or the defaults of the device; a step of whole prompts only holds at least a `window`."""
     seqs, tokens = (256, 8192) if device.type == "cuda" else (64, 2048)
+    if not config.enable_chunked_prefill:
+        tokens = max(tokens, window)
     return BatchLimits(config.max_num_seqs or seqs, config.max_num_batched_tokens or tokens)
+
+
+def usable_window(config: EngineConfig, window: int, blocks: int) -> int:
+    """The longest prompt plus answer that `blocks` hold; what was asked for fits (`check_room`)."""
+    return window if config.max_model_len is not None else min(window, blocks * config.block_size)
 
 
 def bytes_per_token(layers: list[Layer], dtype: torch.dtype) -> int:
@@ -59,28 +66,55 @@ def kv_blocks(config: EngineConfig, loaded: LoadedModel) -> tuple[int, int]:
         SettingError: the cache would not hold one sequence of the length that was asked for; says what to change.
     """
     block = bytes_per_token(loaded.layers, loaded.dtype) * config.block_size
-    on_gpu = loaded.device.type == "cuda"
-    if config.kv_cache_memory_gib is not None:
-        room = int(config.kv_cache_memory_gib * GIB)
+    limits = batch_limits(config, loaded.device, loaded.max_model_len)
+    usable = limits.max_num_seqs * -(-loaded.max_model_len // config.block_size)
+    device_bytes = 0
+    if loaded.device.type == "cuda":
+        free, device_bytes = torch.cuda.mem_get_info(loaded.device)
     else:
-        room = gpu_room(config, loaded) if on_gpu else int(available_bytes() * CPU_CACHE_SHARE)
-    usable = batch_limits(config, loaded.device).max_num_seqs * -(-loaded.max_model_len // config.block_size)
-    blocks = room // block if config.kv_cache_memory_gib is not None else min(room // block, usable)
-    check_room(config, blocks, block, loaded.max_model_len, on_gpu)
-    return blocks, swap_blocks(config, block, available_bytes(), on_gpu)
+        free = available_bytes()
+    if config.kv_cache_memory_gib is not None:
+        blocks = asked_bytes(config, free) // block
+    else:
+        room = gpu_room(config, loaded) if device_bytes else int(free * CPU_CACHE_SHARE)
+        blocks = min(room // block, usable)
+    check_room(config, blocks, block, loaded.max_model_len, device_bytes)
+    return blocks, swap_blocks(config, block, available_bytes(), on_gpu=device_bytes > 0)
 
 
-def check_room(config: EngineConfig, blocks: int, block_bytes: int, max_model_len: int, on_gpu: bool) -> None:
-    """Refuse a cache in which a sequence of the length that was asked for does not fit.
+def asked_bytes(config: EngineConfig, free: int) -> int:
+    """`kv_cache_memory_gib` in bytes.
 
     Raises:
-        SettingError: names the setting that gives room, and how much is needed.
+        SettingError: it is more than is `free`.
     """
-    asked_memory = config.kv_cache_memory_gib is not None
+    assert config.kv_cache_memory_gib is not None
+    asked = int(config.kv_cache_memory_gib * GIB)
+    if asked > free:
+        most = math.floor(max(0, free) / GIB * 1000) / 1000
+        way_out = f"set it to at most {most:g}" if most else "take a device with more memory"
+        problem = f"there are {max(0, free) / GIB:.3g} GiB free beside what else is held there; {way_out}"
+        raise SettingError("kv_cache_memory_gib", config.kv_cache_memory_gib, problem)
+    return asked
+
+
+def check_room(config: EngineConfig, blocks: int, block_bytes: int, max_model_len: int, device_bytes: int = 0) -> None:
+    """Refuse a cache in which a sequence of the length that was asked for does not fit.
+
+    Args:
+        config: what was asked for.
+        blocks: blocks that there is room for; below 0 where even the rest has none.
+        block_bytes: size of one.
+        max_model_len: the model's window, or what was asked for.
+        device_bytes: memory of the GPU; 0 for a CPU.
+
+    Raises:
+        SettingError: names the setting that gives room, and the value that it needs.
+    """
     if config.max_model_len is not None:
         needed = config.max_model_len
     else:
-        needed = 1 if asked_memory else min(LEAST_TOKENS, max_model_len)
+        needed = 1 if config.kv_cache_memory_gib is not None else min(LEAST_TOKENS, max_model_len)
     needed_blocks = -(-needed // config.block_size)
     if blocks >= needed_blocks:
         return
@@ -88,10 +122,19 @@ def check_room(config: EngineConfig, blocks: int, block_bytes: int, max_model_le
     gib = math.ceil(needed_blocks * block_bytes / GIB * 1000) / 1000
     shorter = f", or max_model_len to at most {held}" if config.max_model_len is not None and held else ""
     says = f"{needed} tokens need {gib:g} GiB of KV cache, but there is room for {held} tokens; "
-    if on_gpu and not asked_memory:
-        problem = f"{says}raise it (at most 1){shorter}, or take a GPU with more memory"
+    if device_bytes and config.kv_cache_memory_gib is None:
+        missing = (needed_blocks - blocks) * block_bytes
+        problem = says + _more_of_the_gpu(config.gpu_memory_utilization, missing, device_bytes) + shorter
         raise SettingError("gpu_memory_utilization", config.gpu_memory_utilization, problem)
     raise SettingError("kv_cache_memory_gib", config.kv_cache_memory_gib, f"{says}set it to at least {gib:g}{shorter}")
+
+
+def _more_of_the_gpu(utilization: float, missing: int, device_bytes: int) -> str:
+    share = math.ceil((utilization + missing / device_bytes) * 100) / 100
+    if share <= 1:
+        return f"set it to at least {share:g}"
+    gib = (device_bytes * utilization + missing) / GIB
+    return f"set it to 1 on a GPU of at least {gib:.1f} GiB, or lower max_num_batched_tokens to save activations"
 
 
 def swap_blocks(config: EngineConfig, block_bytes: int, available: int, on_gpu: bool) -> int:
@@ -113,7 +156,7 @@ def swap_blocks(config: EngineConfig, block_bytes: int, available: int, on_gpu: 
 
 def gpu_room(config: EngineConfig, loaded: LoadedModel) -> int:
     """Bytes for the KV cache on a GPU, after the greatest step was run once."""
-    limits = batch_limits(config, loaded.device)
+    limits = batch_limits(config, loaded.device, loaded.max_model_len)
     peak = peak_bytes(loaded, limits.max_num_seqs, limits.max_num_batched_tokens, config.block_size)
     free, total = torch.cuda.mem_get_info(loaded.device)
     # What other processes hold counts against the share as well.

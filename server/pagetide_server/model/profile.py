@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from ..engine.limits import MAX_SCORED_TOKENS
 from ..engine.messages import AddRequest, SamplingParams
 from ..engine.sequence import Row, Sequence, Step
 from .loader import LoadedModel
@@ -34,6 +35,11 @@ def greatest_step(
     return Step(rows=rows), blocks
 
 
+def scored_bytes(vocab_size: int) -> int:
+    """Bytes of the logits of prompt tokens whose log probabilities are wanted: as the model gives them, and float32."""
+    return 2 * MAX_SCORED_TOKENS * vocab_size * 4
+
+
 def peak_bytes(loaded: LoadedModel, max_num_seqs: int, max_num_batched_tokens: int, block_size: int) -> int:
     """Bytes that the GPU holds at most during the greatest step, weights included."""
     step, blocks = greatest_step(max_num_seqs, max_num_batched_tokens, loaded.max_model_len, block_size)
@@ -42,8 +48,9 @@ def peak_bytes(loaded: LoadedModel, max_num_seqs: int, max_num_batched_tokens: i
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(loaded.device)
     logits = runner.execute(step)
-    # The sampler works on a copy of the logits and on their sorted form.
-    peak = torch.cuda.max_memory_reserved(loaded.device) + 2 * logits.sampling.nbytes - own
+    # The sampler works on a copy of the logits and on their sorted form. Prompts that are scored bring more rows.
+    extra = 2 * logits.sampling.nbytes + scored_bytes(loaded.vocab_size)
+    peak = torch.cuda.max_memory_reserved(loaded.device) + extra - own
     del runner, logits
     torch.cuda.empty_cache()
     return peak

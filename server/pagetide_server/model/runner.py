@@ -10,9 +10,13 @@ from pagetide_kernels.copy_blocks import copy_blocks
 from pagetide_kernels.swap_blocks import swap_blocks
 
 from ..engine.batch import Batch, make_batch
+from ..engine.roles import DeviceLost
 from ..engine.sequence import Step
 from .attention import StepAttention
 from .loader import LoadedModel
+
+# After an illegal access or a hardware fault every call of the process fails; older torch has no type for it.
+_LOST: tuple[type[Exception], ...] = (torch.AcceleratorError,) if hasattr(torch, "AcceleratorError") else ()
 
 Caches = list[tuple[torch.Tensor, torch.Tensor]]
 
@@ -62,7 +66,17 @@ class Runner:
 
     @torch.inference_mode()
     def execute(self, step: Step) -> StepLogits:
-        """Do what the step says, up to the logits. Changes the caches."""
+        """Do what the step says, up to the logits. Changes the caches.
+
+        Raises:
+            DeviceLost: no later step can succeed. (Too little memory is not of this kind.)
+        """
+        try:
+            return self._execute(step)
+        except _LOST as error:
+            raise DeviceLost(f"the device computes nothing any more: {error}") from error
+
+    def _execute(self, step: Step) -> StepLogits:
         self._move_blocks(step)
         batch = make_batch(step, self.block_size, self.loaded.device)
         logits = self._forward(batch)

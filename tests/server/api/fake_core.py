@@ -94,6 +94,9 @@ class FakeCore:
             SequenceOutput(request_id=s.request.request_id, index=s.index, finish_reason=request.reason) for s in ended
         ]
 
+    def close(self) -> None:
+        """There is nothing to end."""
+
     def has_work(self) -> bool:
         return bool(self._waiting or self._running)
 

@@ -177,3 +177,13 @@ def test_ratios_look_at_recent_time_only():
     assert ratio(41) == 0.75
     assert ratio(70) == 1.0
     assert ratio(200) == 0
+
+
+def test_what_block_sizes_would_save_is_exported():
+    metrics = ServerMetrics("tiny", "1.0")
+    stats = EngineStats(prefix_tail_tokens=12, prefix_shareable_tokens={8: 40, 16: 32})
+    metrics.step(StepOutput(outputs=[], stats=stats, time=0.0))
+    text = metrics.render().decode()
+    assert 'pagetide_prefix_tail_tokens_total{model_name="tiny"} 12.0' in text
+    assert 'pagetide_prefix_shareable_tokens_total{block_size="8",model_name="tiny"} 40.0' in text
+    assert 'pagetide_prefix_shareable_tokens_total{block_size="16",model_name="tiny"} 32.0' in text

@@ -6,10 +6,13 @@ import dataclasses
 import zlib
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
+from pagetide_server.api.metrics import ServerMetrics
 from pagetide_server.engine.messages import AddRequest
 from pagetide_server.engine.scheduler import Scheduler, Settled
 from pagetide_server.engine.sequence import Row, Sequence, Step
+from pagetide_server.llm import LLM
 
 VOCABULARY = 50
 
@@ -163,3 +166,38 @@ class ToyEngine:
 def toy_engine() -> type[ToyEngine]:
     """The class, for tests that set up their own scheduler."""
     return ToyEngine
+
+
+GAUGES_AT_ZERO = (
+    "requests_running",
+    "requests_waiting",
+    "requests_swapped",
+    "oldest_waiting_seconds",
+    "kv_cache_utilization_ratio",
+    "batch_utilization_ratio",
+)
+
+
+def check_at_rest(llm: LLM) -> None:
+    """No request has left anything behind, in the engine or in what its metrics say."""
+    stats = llm.stats
+    assert (stats.blocks_used, stats.blocks_swapped) == (0, 0), "a block was lost"
+    metrics = ServerMetrics("m", "1")
+    metrics.stats = stats
+    families = text_string_to_metric_families(metrics.render().decode())
+    found = {sample.name: sample.value for family in families for sample in family.samples}
+    for name in GAUGES_AT_ZERO:
+        assert found[f"pagetide_{name}"] == 0, f"{name} is not back at zero"
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left(monkeypatch):
+    """Whatever a test did with an `LLM`: when it closes, all of it is free again."""
+    close = LLM.close
+
+    def checked(self: LLM) -> None:
+        if self._core is not None:
+            check_at_rest(self)
+        close(self)
+
+    monkeypatch.setattr(LLM, "close", checked)

@@ -4,38 +4,51 @@ from __future__ import annotations
 
 import functools
 import random
+from typing import Any
 
+import msgspec
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from pagetide_server import LLM, SamplingParams
+from pagetide_server.engine.messages import Structure
 
 NEW_TOKENS = 20
 LENGTHS = (1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 23, 31, 32, 33, 47, 64, 65, 90, 121)
+FEW = (1, 17, 33, 70)
 FAMILIES = ("llama", "qwen3", "gemma3")
 
+Answers = list[tuple[int, ...]]
 
-def prompts_for(vocab_size: int) -> list[list[int]]:
+
+def prompts_for(vocab_size: int, lengths: tuple[int, ...] = LENGTHS) -> list[list[int]]:
     """Prompts of many lengths around block borders; the last ones share a beginning of 40 tokens."""
     rng = random.Random(7)
-    prompts = [[rng.randrange(3, vocab_size) for _ in range(n)] for n in LENGTHS]
+    prompts = [[rng.randrange(3, vocab_size) for _ in range(n)] for n in lengths]
     shared = prompts[-1][:40]
     return prompts + [shared + [rng.randrange(3, vocab_size) for _ in range(n)] for n in (1, 8, 30)]
 
 
 @functools.cache
-def expected(folder: str) -> tuple[tuple[int, ...], ...]:
+def network(folder: str) -> Any:
+    """transformers' own model."""
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+@functools.cache
+def expected(folder: str, lengths: tuple[int, ...] = LENGTHS) -> Answers:
     """What transformers generates for each prompt, one at a time."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    answers = []
-    for prompt in prompts_for(model.config.vocab_size):
-        ids = torch.tensor([prompt])
-        out = model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=None
-        )
-        answers.append(tuple(out[0, len(prompt) :].tolist()))
-    return tuple(answers)
+    model = network(folder)
+    return [generated(model, prompt, NEW_TOKENS) for prompt in prompts_for(model.config.vocab_size, lengths)]
+
+
+def generated(model: Any, prompt: list[int], new_tokens: int) -> tuple[int, ...]:
+    ids = torch.tensor([prompt])
+    out = model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=new_tokens, do_sample=False, eos_token_id=None
+    )
+    return tuple(out[0, len(prompt) :].tolist())
 
 
 def kv_gib(folder: str, blocks: int, block_size: int) -> float:
@@ -46,13 +59,25 @@ def kv_gib(folder: str, blocks: int, block_size: int) -> float:
     return (blocks + 0.5) * block_bytes / 2**30
 
 
-def answers(llm: LLM, prompts: list[list[int]], **params: object) -> list[tuple[int, ...]]:
-    """Greedy token ids of all prompts at once; afterwards nothing may be left in the engine."""
+def short_of_memory(folder: str, mode: str, blocks: int = 24) -> dict[str, Any]:
+    """Settings under which the prompts cannot all stay in memory."""
+    memory = kv_gib(folder, blocks, block_size=8)
+    return {"block_size": 8, "kv_cache_memory_gib": memory, "preemption_mode": mode, "swap_space_gib": 0.05}
+
+
+def check_preempted(llm: LLM, mode: str) -> None:
+    """The test has tested what it says."""
+    stats = llm.stats
+    assert stats.preemptions_swap + stats.preemptions_recompute > 0
+    if mode != "auto":
+        assert getattr(stats, f"preemptions_{mode}") > 0
+    assert (stats.swapped_out_blocks > 0) == (stats.preemptions_swap > 0)
+
+
+def answers(llm: LLM, prompts: list[list[int]], **params: object) -> Answers:
+    """Greedy token ids of all prompts at once."""
     each = SamplingParams(**{"temperature": 0.0, "max_tokens": NEW_TOKENS, "ignore_eos": True, **params})
-    found = [tuple(r.outputs[0].token_ids) for r in llm.generate(prompts, each)]
-    left = llm.stats
-    assert (left.running, left.waiting, left.swapped, left.blocks_used, left.blocks_swapped) == (0, 0, 0, 0, 0)
-    return found
+    return [tuple(r.outputs[0].token_ids) for r in llm.generate(prompts, each)]
 
 
 SETUPS = [
@@ -72,9 +97,9 @@ def test_greedy_equals_generate_in_a_mixed_batch(tiny_model, family, setup):
     folder = str(tiny_model(family))
     with LLM(folder, dtype="float32", kv_cache_memory_gib=0.05, max_model_len=256, **setup) as llm:
         prompts = prompts_for(llm.vocab_size)
-        assert answers(llm, prompts) == list(expected(folder))
+        assert answers(llm, prompts) == expected(folder)
         # Once more over the warm cache, in another order.
-        assert answers(llm, prompts[::-1]) == list(expected(folder))[::-1]
+        assert answers(llm, prompts[::-1]) == expected(folder)[::-1]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -82,37 +107,133 @@ def test_greedy_equals_generate_alone(tiny_model, family):
     folder = str(tiny_model(family))
     with LLM(folder, dtype="float32", kv_cache_memory_gib=0.05, max_model_len=256) as llm:
         prompts = prompts_for(llm.vocab_size)
-        assert [answers(llm, [p])[0] for p in prompts] == list(expected(folder))
+        assert [answers(llm, [p])[0] for p in prompts] == expected(folder)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("mode", ["swap", "recompute", "auto"])
 def test_greedy_equals_generate_when_memory_is_short(tiny_model, family, mode):
     folder = str(tiny_model(family))
-    memory = kv_gib(folder, blocks=24, block_size=8)
-    setup = {"block_size": 8, "kv_cache_memory_gib": memory, "preemption_mode": mode, "swap_space_gib": 0.05}
-    with LLM(folder, dtype="float32", max_model_len=180, **setup) as llm:
-        assert answers(llm, prompts_for(llm.vocab_size)) == list(expected(folder))
-        stats = llm.stats
-    assert stats.preemptions_swap + stats.preemptions_recompute > 0
-    if mode != "auto":
-        assert getattr(stats, f"preemptions_{mode}") > 0
-    assert (stats.swapped_out_blocks > 0) == (stats.preemptions_swap > 0)
+    with LLM(folder, dtype="float32", max_model_len=180, **short_of_memory(folder, mode)) as llm:
+        assert answers(llm, prompts_for(llm.vocab_size)) == expected(folder)
+        check_preempted(llm, mode)
+
+
+def test_every_kind_of_model_in_the_usual_setup(tiny_model, tiny_kind):
+    folder = str(tiny_model(tiny_kind))
+    with LLM(folder, dtype="float32", kv_cache_memory_gib=0.02) as llm:
+        prompts = prompts_for(llm.vocab_size, FEW)
+        assert answers(llm, prompts) == expected(folder, FEW)
+        assert answers(llm, prompts[::-1]) == expected(folder, FEW)[::-1]
+        assert llm.stats.prefix_hit_tokens > 0
+
+
+# ---- seeded sampling
+
+SEEDED = {"temperature": 1.0, "top_p": 0.95, "seed": 11}
+
+
+@pytest.fixture(scope="module")
+def seeded_alone(tiny_model) -> Answers:
+    """The tiny Llama's seeded samples, each prompt alone."""
+    with LLM(str(tiny_model("llama")), dtype="float32", kv_cache_memory_gib=0.05, max_model_len=256) as llm:
+        return [answers(llm, [p], **SEEDED)[0] for p in prompts_for(llm.vocab_size)]
+
+
+@pytest.mark.parametrize("setup", SETUPS)
+def test_seeded_samples_do_not_depend_on_batch_mates_or_setup(tiny_model, seeded_alone, setup):
+    with LLM(str(tiny_model("llama")), dtype="float32", kv_cache_memory_gib=0.05, max_model_len=256, **setup) as llm:
+        prompts = prompts_for(llm.vocab_size)
+        assert answers(llm, prompts, **SEEDED) == seeded_alone
+        assert answers(llm, prompts[::-1], **SEEDED) == seeded_alone[::-1]
 
 
 @pytest.mark.parametrize("mode", ["swap", "recompute"])
-def test_seeded_samples_do_not_depend_on_batch_or_preemption(tiny_model, mode):
+def test_seeded_samples_do_not_depend_on_preemption(tiny_model, seeded_alone, mode):
     folder = str(tiny_model("llama"))
-    seeded = {"temperature": 1.0, "seed": 11}
-    with LLM(folder, dtype="float32", kv_cache_memory_gib=0.05, max_model_len=180) as llm:
-        prompts = prompts_for(llm.vocab_size)
-        alone = [answers(llm, [p], **seeded)[0] for p in prompts]
-        assert answers(llm, prompts, **seeded) == alone
-    memory = kv_gib(folder, blocks=24, block_size=8)
-    setup = {"block_size": 8, "kv_cache_memory_gib": memory, "preemption_mode": mode, "swap_space_gib": 0.05}
-    with LLM(folder, dtype="float32", max_model_len=180, **setup) as llm:
-        assert answers(llm, prompts, **seeded) == alone
-        assert llm.stats.preemptions_swap + llm.stats.preemptions_recompute > 0
+    with LLM(folder, dtype="float32", max_model_len=180, **short_of_memory(folder, mode)) as llm:
+        assert answers(llm, prompts_for(llm.vocab_size), **SEEDED) == seeded_alone
+        check_preempted(llm, mode)
+
+
+# ---- state beside the KV cache: structures, penalties, scores
+
+DEMANDING = [
+    SamplingParams(structure=Structure(kind="regex", value="[a-z]{12,18}"), max_tokens=30, seed=1),
+    SamplingParams(structure=Structure(kind="json", value='{"type": "array", "items": {"type": "integer"}}'), seed=2),
+    SamplingParams(repetition_penalty=1.5, presence_penalty=1.0, frequency_penalty=0.5, temperature=0.0),
+    SamplingParams(min_tokens=18, logit_bias={2: 50.0}, temperature=0.0),
+    SamplingParams(n=3, temperature=0.8, top_k=20, seed=3, frequency_penalty=2.0),
+    SamplingParams(logprobs=2, temperature=0.7, min_p=0.05, seed=4),
+]
+
+
+def demanding_answers(llm: LLM) -> list[list[Any]]:
+    prompts = [p for p in prompts_for(llm.vocab_size) if len(p) > 20]
+    params = [
+        msgspec.structs.replace(DEMANDING[i % len(DEMANDING)], max_tokens=NEW_TOKENS) for i in range(len(prompts))
+    ]
+    return [[(o.text, o.token_ids, o.finish_reason) for o in r.outputs] for r in llm.generate(prompts, params)]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tiny_model) -> list[list[Any]]:
+    with LLM(str(tiny_model("llama")), dtype="float32", kv_cache_memory_gib=0.05, max_model_len=256) as llm:
+        found = demanding_answers(llm)
+        assert llm.stats.preemptions_swap + llm.stats.preemptions_recompute == 0
+    assert all(12 <= len(text) <= 18 for text, _, _ in found[0])
+    return found
+
+
+@pytest.mark.parametrize("mode", ["swap", "recompute"])
+def test_structures_and_penalties_survive_preemption(tiny_model, undisturbed, mode):
+    folder = str(tiny_model("llama"))
+    with LLM(folder, dtype="float32", max_model_len=180, **short_of_memory(folder, mode)) as llm:
+        assert demanding_answers(llm) == undisturbed
+        check_preempted(llm, mode)
+
+
+def teacher_forced(folder: str, prompt: list[int]) -> torch.Tensor:
+    """log softmax of transformers' own logits at each token but the last: [len(prompt) - 1, vocabulary]."""
+    with torch.inference_mode():
+        return network(folder)(torch.tensor([prompt])).logits[0, :-1].log_softmax(-1)
+
+
+@pytest.mark.parametrize(
+    "setup",
+    [
+        pytest.param({}, id="as it comes: at most 256 tokens a step"),
+        pytest.param({"max_num_batched_tokens": 50, "max_num_seqs": 8}, id="prompts in chunks of 50 tokens"),
+        pytest.param("swap", id="short of memory, swapping"),
+        pytest.param("recompute", id="short of memory, recomputing"),
+    ],
+)
+def test_prompt_logprobs_are_those_of_teacher_forcing(tiny_model, setup):
+    folder = str(tiny_model("qwen3"))
+    lengths = (300, 1, 121, 300, 47)
+    settings = {"kv_cache_memory_gib": 0.05, **setup} if isinstance(setup, dict) else short_of_memory(folder, setup, 60)
+    with LLM(folder, dtype="float32", max_model_len=350, **settings) as llm:
+        prompts = prompts_for(llm.vocab_size, lengths)
+        params = SamplingParams(prompt_logprobs=3, max_tokens=40, temperature=0.0, ignore_eos=True)
+        for result in llm.generate(prompts, params):
+            none, *scores = result.prompt_logprobs
+            assert none is None
+            check_scores(scores, result.prompt_token_ids, teacher_forced(folder, result.prompt_token_ids))
+        if isinstance(setup, str):
+            check_preempted(llm, setup)
+
+
+def check_scores(scores: list[Any], prompt: list[int], logprobs: torch.Tensor) -> None:
+    assert [s.token_id for s in scores] == prompt[1:]
+    if not scores:
+        return
+    own = logprobs.gather(1, torch.tensor(prompt[1:])[:, None])[:, 0]
+    torch.testing.assert_close(torch.tensor([s.logprob for s in scores]), own, rtol=1e-4, atol=1e-4)
+    best = torch.tensor([s.top_logprobs for s in scores])
+    torch.testing.assert_close(best, logprobs.topk(3).values, rtol=1e-4, atol=1e-4)
+    # Where two logits are equal but for rounding, the rank may be one off.
+    ranks = 1 + (logprobs > own[:, None]).sum(-1)
+    assert (torch.tensor([s.rank for s in scores]) - ranks).abs().max() <= 1
 
 
 def test_samples_of_one_request_share_its_prompt(tiny_model):

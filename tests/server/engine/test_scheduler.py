@@ -193,6 +193,45 @@ def test_the_first_prompt_gets_on_even_if_decodes_could_take_all(engine):
     made.run()
 
 
+# ---- prompts that are to be scored
+
+
+def test_a_prompt_to_be_scored_comes_in_pieces_however_large_the_budget(engine):
+    """Even if prompts may not be cut: its logits would take too much memory."""
+    made = engine(request("a", 13, prompt_logprobs=0), max_scored_tokens=6, enable_chunked_prefill=False)
+    assert [rows_of(made.step()) for _ in range(4)] == [[("a", 6)], [("a", 6)], [("a", 1)], [("a", 1)]]
+    made.run()
+
+
+def test_prompts_to_be_scored_share_what_a_step_may_score_and_hold_nobody_up(engine):
+    made = engine(
+        request("a", 5, prompt_logprobs=0, max_tokens=1),
+        request("b", 5, prompt_logprobs=0, max_tokens=1),
+        request("c", 5, prompt_logprobs=0, max_tokens=1),
+        request("d", 9, max_tokens=2),
+        max_scored_tokens=6,
+    )
+    step = made.step()
+    assert rows_of(step) == [("a", 5), ("b", 1), ("d", 9)]
+    assert names(step.started) == ["a", "b", "c", "d"]
+    assert rows_of(made.step()) == [("d", 1), ("b", 4), ("c", 2)]
+    assert rows_of(made.step()) == [("c", 3)]
+    made.check_empty()
+
+
+def test_an_answer_behind_a_scored_prompt_is_recomputed_in_one_piece(engine):
+    made = engine(
+        request("a", 9, prompt_logprobs=0, priority=1), policy="priority", max_num_seqs=1, max_scored_tokens=5
+    )
+    for _ in range(3):
+        made.step()
+    made.scheduler.add(request("b", 3, max_tokens=1))
+    assert names(made.step().preempted) == ["a"]
+    # Its two full blocks are still cached: the rest of prompt and answer follows at once.
+    assert rows_of(made.step()) == [("a", 3)]
+    made.run()
+
+
 # ---- order
 
 
@@ -446,11 +485,99 @@ def test_hits_are_counted_once_however_long_a_request_waits_or_comes_back(engine
     assert (stats.prefix_query_tokens, stats.prefix_hit_tokens) == (36, 16)
 
 
-def test_prompts_that_arrive_together_compute_their_own_copies(engine):
-    made = engine(request("a", list(range(9))), request("b", list(range(9))))
-    step = made.step()
-    assert rows_of(step) == [("a", 9), ("b", 9)]
-    assert not set(step.rows[0].sequence.blocks) & set(step.rows[1].sequence.blocks)
+TEXT = list(range(22))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "changes", "steps"),
+    [
+        pytest.param(
+            request("a", TEXT),
+            request("b", TEXT),
+            {},
+            [[("a", 22)], [("a", 1), ("b", 2)]],
+            id="equal prompts: all but the last block is found a step later",
+        ),
+        pytest.param(
+            request("a", TEXT[:9]),
+            request("b", TEXT[:4] + [9] * 9),
+            {},
+            [[("a", 9)], [("a", 1), ("b", 9)]],
+            id="one common block is worth a step",
+        ),
+        pytest.param(
+            request("a", TEXT[:7]), request("b", TEXT[:3] + [9] * 4), {}, [[("a", 7), ("b", 7)]], id="less than a block"
+        ),
+        pytest.param(
+            request("a", TEXT[:9]),
+            request("b", TEXT[:4]),
+            {},
+            [[("a", 9), ("b", 4)]],
+            id="a block that ends the prompt",
+        ),
+        pytest.param(
+            request("a", TEXT), request("b", TEXT, salt="b"), {}, [[("a", 22), ("b", 22)]], id="salted differently"
+        ),
+        pytest.param(
+            request("a", TEXT),
+            request("b", TEXT),
+            {"enable_prefix_caching": False},
+            [[("a", 22), ("b", 22)]],
+            id="without a cache nothing is waited for",
+        ),
+        pytest.param(
+            request("a", TEXT),
+            request("b", TEXT, prompt_logprobs=0),
+            {},
+            [[("a", 22), ("b", 22)]],
+            id="a prompt to be scored takes nothing from others",
+        ),
+        pytest.param(
+            request("a", TEXT, prompt_logprobs=0),
+            request("b", TEXT),
+            {"max_scored_tokens": 8},
+            [[("a", 8), ("b", 22)]],
+            id="nor does anybody wait for its many pieces",
+        ),
+        pytest.param(
+            request("a", TEXT),
+            request("b", TEXT),
+            {"max_num_batched_tokens": 12},
+            [[("a", 12)], [("a", 10)], [("a", 1), ("b", 2)]],
+            id="a prompt in pieces is waited for to its end",
+        ),
+    ],
+)
+def test_who_starts_together_computes_a_common_beginning_once(engine, first, second, changes, steps):
+    made = engine(first, second, **changes)
+    assert [rows_of(made.step()) for _ in steps] == steps
+    made.run()
+    made.check_empty()
+
+
+def test_sixty_four_requests_compute_what_they_share_once(engine):
+    shared = list(range(100, 140))
+    requests = [request(f"r{i}", [*shared, 1000 + i], max_tokens=2) for i in range(64)]
+    made = engine(*requests, num_blocks=512, max_num_seqs=64, max_num_batched_tokens=512)
+    steps = made.run()
+    assert [len(step.started) for step in steps] == [1, 63, 0]
+    assert [step.num_tokens for step in steps] == [41, 64, 63]
+    assert made.scheduler.stats().prefix_hit_tokens == 63 * 40
+
+
+def test_nobody_is_overtaken_by_who_need_not_wait(engine):
+    made = engine(request("a", TEXT), request("b", TEXT), request("c", 5))
+    assert [names(made.step().started) for _ in range(2)] == [["a"], ["b", "c"]]
+    made.run()
+
+
+def test_what_was_waited_for_is_computed_after_all_if_its_request_goes(engine):
+    made = engine(request("a", TEXT), request("b", TEXT))
+    step = made.plan()
+    token_ids = made.memory.execute(step)
+    made.scheduler.abort("a")
+    made.settle(step, token_ids)
+    assert rows_of(made.step()) == [("b", 22)]
     made.run()
 
 

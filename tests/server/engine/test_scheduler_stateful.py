@@ -32,6 +32,7 @@ def random_config(random: Random, **fixed) -> SchedulerConfig:
         enable_prefix_caching=random.random() < 0.7,
         enable_chunked_prefill=random.random() < 0.7,
         max_queue_len=random.randint(4, 20),
+        max_scored_tokens=random.choice([1, 3, 256]),
         eos_token_ids=random.choice([frozenset(), frozenset({3, 17})]),
         # With the first, mode `auto` always recomputes; with the second it swaps what shares no blocks.
         swap_bytes_per_second=random.choice([1e6, 1e13]),
@@ -203,7 +204,7 @@ def test_random_traffic_keeps_every_invariant_and_finishes_every_request(toy_eng
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=80,
+            max_examples=120,
             stateful_step_count=50,
             derandomize=True,
             database=None,

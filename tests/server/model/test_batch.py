@@ -48,15 +48,16 @@ def test_siblings_share_a_row_of_logits(toy: Toy) -> None:
 
 
 @pytest.mark.parametrize(
-    ("start", "count", "samples", "rows", "sampling", "prompt"),
+    ("answer", "start", "count", "samples", "rows", "sampling", "prompt"),
     [
-        pytest.param(0, 4, False, [0, 1, 2, 3], [], {0: (0, 4)}, id="a chunk of the prompt"),
-        pytest.param(3, 3, True, [0, 1, 2], [2], {0: (0, 3)}, id="the end of the prompt is sampled from as well"),
-        pytest.param(2, 6, True, [0, 1, 2, 3, 5], [4], {0: (0, 4)}, id="a recomputed answer behind the prompt"),
-        pytest.param(7, 1, True, [0], [0], {}, id="a decode"),
+        pytest.param([], 0, 4, False, [0, 1, 2, 3], [], {0: (0, 4)}, id="a chunk of the prompt"),
+        pytest.param([], 3, 3, True, [0, 1, 2], [2], {0: (0, 3)}, id="the end of the prompt is sampled from as well"),
+        pytest.param([7, 8], 2, 6, True, [5], [0], {}, id="recomputed with its answer: the prompt was scored before"),
+        pytest.param([7, 8], 7, 1, True, [0], [0], {}, id="a decode"),
     ],
 )
 def test_prompt_positions_wanted(
+    answer: list[int],
     start: int,
     count: int,
     samples: bool,
@@ -66,7 +67,7 @@ def test_prompt_positions_wanted(
     toy: Toy,
 ) -> None:
     sequence = toy.make_sequence([1, 2, 3, 4, 5, 6], [0], prompt_logprobs=0)
-    sequence.tokens += [7, 8]
+    sequence.tokens += answer
     batch = make_batch(Step([Row(sequence, start, count, samples)]), 8, CPU)
     assert _wanted(batch) == (rows, sampling, prompt)
 

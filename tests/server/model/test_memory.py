@@ -65,6 +65,13 @@ def test_blocks_on_a_cpu(
             "or max_model_len to at most 48",
             id="not the length that was asked for",
         ),
+        pytest.param(
+            {"kv_cache_memory_gib": 3.0},
+            GIB,
+            "kv_cache_memory_gib",
+            "there are 1 GiB free beside what else is held there; set it to at most 1",
+            id="more than there is",
+        ),
         pytest.param({}, 6144, "kv_cache_memory_gib", "512 tokens need", id="hardly any memory, nothing asked for"),
     ],
 )
@@ -90,12 +97,40 @@ def test_following_the_advice_gives_room(loaded_tiny: Load, monkeypatch: pytest.
     assert kv_blocks(EngineConfig(kv_cache_memory_gib=0.001, max_model_len=400), loaded_tiny("llama"))[0] >= 25
 
 
+@pytest.mark.parametrize(
+    ("settings", "device", "tokens"),
+    [
+        pytest.param({}, "cpu", 2048, id="a CPU"),
+        pytest.param({}, "cuda", 8192, id="a GPU"),
+        pytest.param({"enable_chunked_prefill": False}, "cuda", 32768, id="whole prompts of the window"),
+        pytest.param({"max_num_batched_tokens": 512}, "cuda", 512, id="as asked"),
+    ],
+)
+def test_tokens_of_a_step(settings: dict[str, object], device: str, tokens: int) -> None:
+    limits = memory.batch_limits(EngineConfig(**settings), torch.device(device), 32768)
+    assert limits.max_num_batched_tokens == tokens
+
+
 def test_no_room_on_a_gpu_names_its_share() -> None:
     config = EngineConfig(max_model_len=4096)
     with pytest.raises(SettingError) as caught:
-        check_room(config, blocks=100, block_bytes=1 << 20, max_model_len=4096, on_gpu=True)
+        check_room(config, blocks=100, block_bytes=1 << 20, max_model_len=4096, device_bytes=10 * GIB)
     assert caught.value.field == "gpu_memory_utilization"
-    assert "max_model_len to at most 1600" in caught.value.problem
+    # 156 MiB are missing of 10 GiB.
+    assert caught.value.problem == (
+        "4096 tokens need 0.25 GiB of KV cache, but there is room for 1600 tokens; set it to at least 0.92, "
+        "or max_model_len to at most 1600"
+    )
+
+
+def test_no_room_on_any_share_of_a_gpu_says_how_large_it_must_be() -> None:
+    with pytest.raises(SettingError) as caught:
+        check_room(EngineConfig(), blocks=-3000, block_bytes=1 << 20, max_model_len=4096, device_bytes=10 * GIB)
+    # 128 blocks for 2,048 tokens and 3,000 that the rest lacks, beside 9 GiB.
+    assert caught.value.problem == (
+        "2048 tokens need 0.125 GiB of KV cache, but there is room for 0 tokens; set it to 1 on a GPU of at least "
+        "12.1 GiB, or lower max_num_batched_tokens to save activations"
+    )
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -52,6 +53,58 @@ def test_agrees_with_the_loaded_model(
     assert plan["concurrency"] == {"100": plan["blocks"] // 7, "512": plan["blocks"] // 32}
 
 
+def plan_of(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
+    assert main([*argv, "--json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_numbers_by_hand(tiny_model: Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Three layers of 64, queries of 4 heads of 16, one KV head, an inner width of 96, 384 tokens, nothing tied."""
+    layer = 64 * 64 + 2 * 64 * 16 + 64 * 64 + 3 * 64 * 96 + 2 * 64
+    parameters = 2 * 384 * 64 + 3 * layer + 64
+    # A step of 8,192 tokens; logits of 256 sequences, and twice those of 256 scored tokens.
+    activations = 8192 * (8 * 64 + 3 * 96) * 4 + 3 * 256 * 384 * 4 + 2 * 256 * 384 * 4
+    room = int(2 * 2**30 * 0.9) - parameters * 4 - activations - (700 << 20)
+    found = plan_of(capsys, str(tiny_model("llama")), "--device-memory=2GiB", "--dtype=float32", "--lengths=512")
+    assert (found["parameters"], found["weight_bytes"]) == (parameters, parameters * 4) == (135_616, 542_464)
+    assert (found["bytes_per_token"], found["activation_bytes"]) == (3 * 2 * 16 * 4, activations)
+    assert found["blocks"] == room // (16 * 384) == 190_431
+    assert found["concurrency"] == {"512": 190_431 // 32}
+    assert (found["max_model_len"], found["model_window"]) == (512, 512)
+
+
+def test_shards_change_nothing(tiny_model: Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from transformers import AutoModelForCausalLM
+
+    network = AutoModelForCausalLM.from_pretrained(tiny_model("llama"))
+    network.save_pretrained(tmp_path, max_shard_size="200KB")
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
+    whole, sharded = (plan_of(capsys, str(folder)) for folder in (tiny_model("llama"), tmp_path))
+    assert sharded == whole | {"model": str(tmp_path)}
+
+
+@pytest.mark.real_model
+def test_numbers_of_gemma_by_hand(gemma_gguf: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """18 layers of 640, queries of 4 heads of 256, one KV head, an inner width of 2,048, 262,144 tokens, tied."""
+    layer = 640 * 1024 + 2 * 640 * 256 + 1024 * 640 + 3 * 640 * 2048 + 4 * 640 + 2 * 256
+    found = plan_of(capsys, str(gemma_gguf), "--dtype=bfloat16", "--device-memory=24GiB", "--lengths=1000,32768")
+    assert found["parameters"] == 262_144 * 640 + 18 * layer + 640 == 268_098_176
+    assert (found["weight_bytes"], found["bytes_per_token"]) == (536_196_352, 18 * 2 * 256 * 2)
+    activations = 8192 * (8 * 640 + 3 * 2048) * 2 + (3 * 256 + 2 * 256) * 262_144 * 4
+    room = int(24 * 2**30 * 0.9) - 536_196_352 - activations - (700 << 20)
+    assert found["blocks"] == room // (16 * 18_432)
+    assert found["concurrency"] == {"1000": found["blocks"] // 63, "32768": found["blocks"] // 2048}
+    assert (found["layers"], found["windowed_layers"], found["max_model_len"]) == (18, 15, 32_768)
+
+
+def test_a_window_that_the_cache_cannot_hold_is_told(tiny_model: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(tiny_model("llama")), "--kv-cache-memory-gib=0.0001", "--dtype=float32"]) == 0
+    out = capsys.readouterr().out
+    assert "window         272 tokens, all that the cache holds of the model's 512" in out
+    assert "1 sequences of 272 tokens" in out
+
+
 def test_the_table_says_that_windows_save_nothing(tiny_model: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(tiny_model("gemma3")), "--device-memory", "4GiB"]) == 0
     out = capsys.readouterr().out
@@ -66,7 +119,22 @@ def test_the_table_says_that_windows_save_nothing(tiny_model: Tiny, capsys: pyte
         pytest.param(["TINY", "--device-memory=much"], "--device-memory: 'much'", id="no size"),
         pytest.param(["TINY", "--lengths=1,x"], "--lengths: '1,x'", id="no lengths"),
         pytest.param(["TINY", "--block-size=7"], "--block-size: 7: must be one of", id="a wrong setting"),
-        pytest.param(["TINY", "--device-memory=100MiB"], "gpu_memory_utilization: 0.9: ", id="no room"),
+        pytest.param(
+            ["TINY", "--device-memory=100MiB"],
+            "gpu_memory_utilization: 0.9: 512 tokens need 0.001 GiB of KV cache, but there is room for 0 tokens; set "
+            "it to 1 on a GPU of at least 0.7 GiB, or lower max_num_batched_tokens",
+            id="no room",
+        ),
+        pytest.param(
+            ["TINY", "--device-memory=790MiB", "--dtype=float32"],
+            "there is room for 0 tokens; set it to at least 0.93\n",
+            id="room on a greater share",
+        ),
+        pytest.param(
+            ["TINY", "--device-memory=2GiB", "--kv-cache-memory-gib=2"],
+            "kv_cache_memory_gib: 2.0: there are 1.29 GiB free beside what else is held there; set it to at most 1.2",
+            id="a cache larger than the rest",
+        ),
         pytest.param(["TINY", "--max-model-len=9999"], "the model allows at most 512", id="a window beyond the model"),
     ],
 )

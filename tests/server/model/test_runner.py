@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from pagetide_server.engine.roles import DeviceLost
 from pagetide_server.engine.sequence import Row, Sequence, Step
 from pagetide_server.model.loader import LoadedModel
 
@@ -152,3 +153,21 @@ def test_a_step_that_samples_nothing_gives_no_logits(loaded_tiny: Load, toy: Toy
     logits = runner.execute(Step([Row(sequence, 0, 16, samples=False)]))
     assert logits.sampling.shape == (0, loaded.vocab_size)
     assert logits.prompt == {}
+
+
+def test_a_lost_device_is_told_from_a_failing_step(
+    loaded_tiny: Load, toy: Toy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = toy.poisoned_runner(loaded_tiny("llama"), 8, 16)
+    step = Step([Row(toy.make_sequence([5, 6], [1]), 0, 2, samples=True)])
+    for raised, seen in (
+        (torch.AcceleratorError("illegal access"), DeviceLost),
+        (torch.OutOfMemoryError("full"), None),
+    ):
+
+        def fail(batch: object, raised: Exception = raised) -> torch.Tensor:
+            raise raised
+
+        monkeypatch.setattr(runner, "_forward", fail)
+        with pytest.raises(seen or type(raised), match=str(raised)):
+            runner.execute(step)

@@ -1,0 +1,78 @@
+"""Isolation: work for one answer that fails is told as that answer's problem, and harms no other."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from typing import Any
+
+from .messages import TokenLogprobs
+from .roles import Grammar, Runner, Sampler
+from .sequence import Sequence, Step
+
+log = logging.getLogger(__name__)
+
+NO_TOKEN = -1
+
+
+@dataclasses.dataclass(slots=True)
+class Choices:
+    """What was sampled for the sequences of a step, row by row; `errors` is row to what went wrong."""
+
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs | None]
+    errors: dict[int, object]
+
+
+def sample(runner: Runner, sampler: Sampler, step: Step, logits: Any) -> Choices:
+    """Sample for `step.sampling()`, all at once; if that raises, each alone."""
+    sequences = step.sampling()
+    try:
+        sampled = sampler.sample(logits, sequences)
+    except Exception:
+        log.exception("sampling %d sequences at once failed; each is sampled alone", len(sequences))
+    else:
+        return Choices(sampled.token_ids, sampled.logprobs, dict(sampled.errors))
+    # The sampler may have changed the logits. Computing them again writes the same keys and values as before; blocks
+    # must not be moved twice.
+    logits = runner.execute(Step(rows=step.rows)).sampling
+    choices = Choices([NO_TOKEN] * len(sequences), [None] * len(sequences), {})
+    for row, sequence in enumerate(sequences):
+        _sample_one(sampler, logits[row : row + 1], sequence, row, choices)
+    return choices
+
+
+def _sample_one(sampler: Sampler, logits: Any, sequence: Sequence, row: int, choices: Choices) -> None:
+    try:
+        sampled = sampler.sample(logits, [sequence])
+    except Exception as error:
+        log.exception("sampling for %r failed", sequence)
+        choices.errors[row] = error
+        return
+    (choices.token_ids[row],), (choices.logprobs[row],) = sampled.token_ids, sampled.logprobs
+    if sampled.errors:
+        choices.errors[row] = sampled.errors[0]
+
+
+def begin(sequence: Sequence, grammar: Grammar | None) -> object | None:
+    """Give a sequence with a structure its matcher, at its first token; what went wrong, or None."""
+    if grammar is None or sequence.matcher is not None:
+        return None
+    try:
+        sequence.matcher = grammar.matcher()
+    except Exception as error:
+        log.exception("%r gets no matcher", sequence)
+        return error
+    return None
+
+
+def advance(sequence: Sequence, token_id: int | None) -> object | None:
+    """Take a sequence's matcher, if it has one, past its new token; what went wrong, or None."""
+    if sequence.matcher is None:
+        return None
+    try:
+        accepted = sequence.matcher.accept(token_id)
+        return None if accepted else sequence.matcher.error or f"its structure does not allow token {token_id}"
+    except Exception as error:
+        log.exception("the matcher of %r failed", sequence)
+        return error

@@ -1,0 +1,61 @@
+"""OpenRequest: what the loop remembers of a request between its arrival and its last token."""
+
+from __future__ import annotations
+
+from .limits import answers
+from .messages import AddRequest, TokenLogprobs
+from .roles import Compilation, Grammar
+from .sequence import Row
+
+
+class OpenRequest:
+    """One request in the engine.
+
+    Attributes:
+        left: answers that have not ended.
+        scheduled: time of its first step, 0 before.
+        compilation: its grammar on the way; None for a request without structure, and once it is there.
+        withdrawn: answers that were aborted while the grammar was compiled, before the scheduler knew of them.
+    """
+
+    __slots__ = ("_scored", "compilation", "grammar", "left", "request", "scheduled", "withdrawn")
+
+    def __init__(self, request: AddRequest, compilation: Compilation | None = None) -> None:
+        self.request, self.compilation = request, compilation
+        self.left = answers(request.params)
+        self.scheduled = 0.0
+        self.grammar: Grammar | None = None
+        self.withdrawn: set[int] = set()
+        # One entry a prompt token so far, none for the first; None when they were not asked for or have been taken.
+        self._scored: list[TokenLogprobs | None] | None = [None] if request.params.prompt_logprobs is not None else None
+
+    def withdraw(self, index: int | None) -> list[int]:
+        """Abort one answer or all before the scheduler knows of them; the indices that ended by it."""
+        every = range(answers(self.request.params))
+        ended = [i for i in every if index in (None, i) and i not in self.withdrawn]
+        self.withdrawn.update(ended)
+        self.left -= len(ended)
+        return ended
+
+    # ---- the prompt's own log probabilities
+
+    def unscored(self, row: Row) -> tuple[int, list[int]]:
+        """(leading positions of the row to skip, the tokens behind the others) for the log probabilities still missing.
+
+        A prompt that was preempted is computed once more, in other pieces: what is known of it is not scored twice.
+        """
+        sequence = row.sequence
+        if self._scored is None:
+            return 0, []
+        skip = max(0, len(self._scored) - 1 - row.start)
+        return skip, sequence.tokens[row.start + skip + 1 : min(row.start + row.count + 1, sequence.prompt_len)]
+
+    def add_scores(self, scores: list[TokenLogprobs]) -> None:
+        """Append the log probabilities of the next prompt tokens."""
+        if self._scored is not None:
+            self._scored += scores
+
+    def take_scores(self) -> list[TokenLogprobs | None] | None:
+        """All of them, once: for the request's first output."""
+        scored, self._scored = self._scored, None
+        return scored

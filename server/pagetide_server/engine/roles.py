@@ -1,0 +1,62 @@
+"""What the loop needs of the parts around it: model, sampler and compiler of structures."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from pagetide_spec.errors import PagetideError
+
+from .messages import Structure, TokenLogprobs
+from .sequence import Sequence, Step
+
+
+class DeviceLost(PagetideError):
+    """The device computes nothing any more: no later step can succeed, and the process should end."""
+
+
+class Runner(Protocol):
+    """The model (model/runner.py)."""
+
+    def execute(self, step: Step) -> Any:
+        """Logits of the step: `sampling` [sequences, vocabulary], `prompt` {row: [tokens, vocabulary]}.
+
+        Raises:
+            DeviceLost: nothing will ever be computed again. Any other error concerns this step only.
+        """
+
+
+class Sampler(Protocol):
+    """The choice of tokens (sampler.py)."""
+
+    def sample(self, logits: Any, sequences: list[Sequence]) -> Any:
+        """One token for each sequence; may change `logits`."""
+
+    def prompt_logprobs(self, logits: Any, next_token_ids: list[int], top: int) -> list[TokenLogprobs]:
+        """The log probability of each next token."""
+
+
+class Grammar(Protocol):
+    """A compiled structure (matcher.py)."""
+
+    def matcher(self) -> Any:
+        """State of one answer, at its beginning."""
+
+
+class Compilation(Protocol):
+    """A structure on its way to a grammar (structure.py)."""
+
+    def done(self) -> bool:
+        """Whether `result` comes at once."""
+
+    def result(self) -> Grammar:
+        """The grammar; raises a PagetideError that is the client's fault."""
+
+
+class Compiler(Protocol):
+    """Compiles structures beside the loop (structure.py)."""
+
+    def compile(self, structure: Structure) -> Compilation:
+        """Start to compile; never raises."""
+
+    def close(self) -> None:
+        """Drop what waits to be compiled."""

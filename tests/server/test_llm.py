@@ -1,0 +1,309 @@
+"""The library as its users see it, on a tiny real model."""
+
+from __future__ import annotations
+
+import io
+import logging
+import math
+import sys
+
+import pytest
+
+from pagetide_server import LLM, SamplingParams
+from pagetide_server.engine.messages import Structure
+from pagetide_server.results import GenerationError
+from pagetide_server.text.chat import ChatTemplateError, render
+from pagetide_spec.errors import PagetideError, SettingError
+
+SETTINGS = {"dtype": "float32", "kv_cache_memory_gib": 0.01, "max_num_seqs": 16}
+GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+
+
+def greedy(**changes) -> SamplingParams:
+    return SamplingParams(**{"temperature": 0.0, "max_tokens": 6, "ignore_eos": True, **changes})
+
+
+@pytest.fixture(scope="module")
+def shared(tiny_model):
+    with LLM(str(tiny_model("llama")), **SETTINGS) as made:
+        yield made
+
+
+@pytest.fixture
+def llm(shared):
+    """The model; whatever a test did with it, nothing may be left in the engine."""
+    yield shared
+    stats = shared.stats
+    assert (stats.running, stats.waiting, stats.swapped, stats.blocks_used, stats.blocks_swapped) == (0, 0, 0, 0, 0)
+
+
+# ---- prompts and results
+
+
+def test_results_come_in_the_order_of_the_prompts_whatever_their_length(llm):
+    prompts = [[5] * n for n in (40, 3, 90, 1, 17)]
+    params = [greedy(max_tokens=n) for n in (9, 1, 3, 12, 2)]
+    results = llm.generate(prompts, params)
+    assert [r.prompt_token_ids for r in results] == prompts
+    assert [len(r.outputs[0].token_ids) for r in results] == [9, 1, 3, 12, 2]
+    assert {r.outputs[0].finish_reason for r in results} == {"length"}
+    for result in results:
+        times = result.metrics
+        assert 0 < times.arrival <= times.scheduled <= times.first_token <= times.finished
+
+
+def test_text_and_ids_may_be_mixed(llm):
+    text = "The quick brown fox"
+    ids = llm._tokenizer.encode(text)
+    by_text, by_ids, one, alone = (
+        *llm.generate([text, ids], GREEDY),
+        *llm.generate(text, GREEDY),
+        *llm.generate(ids, GREEDY),
+    )
+    assert (by_text.prompt, by_ids.prompt) == (text, None)
+    answers = {tuple(r.outputs[0].token_ids) for r in (by_text, by_ids, one, alone)}
+    assert len(answers) == 1
+    assert by_text.outputs[0].text == by_ids.outputs[0].text
+
+
+def test_ids_of_numpy_and_tuples_are_ids(llm):
+    numpy = pytest.importorskip("numpy")
+    expected = llm.generate([5, 6, 7], GREEDY)[0].outputs
+    assert llm.generate(numpy.array([5, 6, 7]), GREEDY)[0].outputs == expected
+    assert llm.generate([(5, 6, 7)], greedy(temperature=numpy.float64(0)))[0].outputs == expected
+
+
+def test_no_prompts_no_results(llm):
+    assert llm.generate([]) == []
+
+
+def test_a_second_call_finds_the_first_ones_prompt(llm):
+    prompt = list(range(10, 80))
+    llm.generate(prompt, GREEDY)
+    assert llm.generate(prompt, GREEDY)[0].metrics.cached_tokens == 64
+
+
+# ---- what is refused, by name
+
+
+@pytest.mark.parametrize(
+    ("prompts", "params", "said"),
+    [
+        pytest.param([[5, 384]], None, "prompt: 384: is no token id of this model; they go from 0 to 383", id="no id"),
+        pytest.param([[5, -1]], None, "prompt: -1: is no token id", id="a negative id"),
+        pytest.param([[5, True]], None, "prompt: True: is no token id", id="a bool among ids"),
+        pytest.param([[5], [5.0]], None, "prompt: 5.0: is no token id", id="a float among ids"),
+        pytest.param([[]], None, "prompt: []: is empty", id="an empty prompt"),
+        pytest.param([None], None, "prompt: None: must be text or a list of token ids", id="no prompt"),
+        pytest.param(
+            [[5] * 512], None, "the model's window is 512 tokens (max_model_len), the prompt has 512", id="long"
+        ),
+        pytest.param([[5]], [GREEDY] * 2, "params: '2 entries': must be one, or 1: one a prompt", id="too many params"),
+        pytest.param([[5], [6]], [GREEDY], "params: '1 entries': must be one, or 2", id="too few params"),
+        pytest.param([[5]], {"n": 3}, "params: {'n': 3}: must be SamplingParams", id="a mapping for params"),
+    ],
+)
+def test_wrong_prompts_and_counts(llm, prompts, params, said):
+    with pytest.raises(SettingError) as caught:
+        llm.generate(prompts, params)
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("params", "said"),
+    [
+        pytest.param({"temperature": math.nan}, "temperature: nan: must be a finite number", id="NaN"),
+        pytest.param({"temperature": math.inf}, "temperature: inf: must be a finite number", id="infinite"),
+        pytest.param({"temperature": -0.1}, "temperature: -0.1: must lie between 0", id="negative"),
+        pytest.param({"temperature": "hot"}, "temperature: 'hot': must be a number", id="text for a number"),
+        pytest.param({"n": 10**9}, "n: 1000000000: must lie between 1 and 16", id="huge n"),
+        pytest.param({"n": 0}, "n: 0: must lie between 1 and 16", id="no answer"),
+        pytest.param({"n": 1.5}, "n: 1.5: must be a whole number", id="half an answer"),
+        pytest.param({"n": True}, "n: True: must be a whole number", id="a bool for a number"),
+        pytest.param({"n": 3, "best_of": 2}, "best_of: 2: must lie between 3 and 16", id="fewer than wanted"),
+        pytest.param({"top_p": 0.0}, "top_p: 0.0: must be above 0", id="no probability at all"),
+        pytest.param({"top_k": -2}, "top_k: -2: must lie between -1", id="top_k below -1"),
+        pytest.param({"max_tokens": -1}, "max_tokens: -1: must lie between 0", id="a negative length"),
+        pytest.param({"min_tokens": 9, "max_tokens": 8}, "min_tokens: 9: must lie between 0 and 8", id="min over max"),
+        pytest.param({"logprobs": 101}, "logprobs: 101: must lie between 0 and 100", id="too many alternatives"),
+        pytest.param({"seed": 2**63}, "seed: 9223372036854775808: must lie between", id="a seed beyond 64 bits"),
+        pytest.param({"seed": "7"}, "seed: '7': must be a whole number or None", id="text for a seed"),
+        pytest.param({"stop": [1]}, "stop: [1]: its entries must be text", id="a number to stop at"),
+        pytest.param({"stop": ""}, "stop: '': an empty string is in every text", id="an empty stop"),
+        pytest.param({"stop_token_ids": [999]}, "stop_token_ids: 999: is no token id", id="a stop outside"),
+        pytest.param({"logit_bias": {"5": 1.0}}, "logit_bias: {'5': 1.0}: its keys must be a whole number", id="key"),
+        pytest.param({"logit_bias": {5: 101.0}}, "logit_bias[5]: 101.0: must lie between -100", id="a bias too strong"),
+        pytest.param({"ignore_eos": 1}, "ignore_eos: 1: must be true or false", id="a number for a bool"),
+    ],
+)
+def test_wrong_parameters(llm, params, said):
+    with pytest.raises(SettingError) as caught:
+        llm.generate([5, 6], SamplingParams(**params))
+    assert said in str(caught.value)
+
+
+def test_unknown_names(tiny_model):
+    with pytest.raises(TypeError, match="'tempratur'"):
+        SamplingParams(tempratur=0.5)
+    with pytest.raises(SettingError, match="max_num_seq: 4: no such setting; did you mean max_num_seqs"):
+        LLM(str(tiny_model("llama")), max_num_seq=4)
+    with pytest.raises(SettingError, match="block_size: 12: must be one of 8, 16, 32"):
+        LLM(str(tiny_model("llama")), block_size=12)
+
+
+# ---- what parameters do
+
+
+def words(llm) -> list[int]:
+    """Tokens of two or more letters: a random model says nothing that can be read by itself."""
+    texts = {i: llm._tokenizer.decode([i]) for i in range(llm.vocab_size)}
+    return [i for i, text in texts.items() if len(text) > 1 and text.isascii() and text.isalpha()]
+
+
+def test_text_stops_across_tokens(llm):
+    likely = {"logit_bias": dict.fromkeys(words(llm), 100.0), "max_tokens": 40}
+    (whole,) = llm.generate([9, 8, 7], greedy(**likely))
+    text, ids = whole.outputs[0].text, whole.outputs[0].token_ids
+    # A stop string that begins inside one token and ends inside the next.
+    border = len(llm._tokenizer.decode(ids[:6]))
+    stop = text[border - 1 : border + 1]
+    cut = text.index(stop)
+    for given in ((stop,), stop, [stop, "never"]):
+        (result,) = llm.generate([9, 8, 7], greedy(**likely, stop=given))
+        assert (result.outputs[0].text, result.outputs[0].finish_reason) == (text[:cut], "stop")
+        assert len(result.outputs[0].token_ids) <= 7
+    (included,) = llm.generate([9, 8, 7], greedy(**likely, stop=stop, include_stop_str_in_output=True))
+    assert included.outputs[0].text == text[: cut + len(stop)]
+
+
+def test_best_of_returns_the_likeliest(llm):
+    drawn = {"temperature": 1.0, "seed": 5, "max_tokens": 5, "ignore_eos": True}
+    (every,) = llm.generate([5, 6], SamplingParams(n=6, logprobs=0, **drawn))
+    (best,) = llm.generate([5, 6], SamplingParams(n=2, best_of=6, **drawn))
+    ranked = sorted(every.outputs, key=lambda o: -o.mean_logprob)
+    assert [o.token_ids for o in best.outputs] == [o.token_ids for o in ranked[:2]]
+    assert [(o.index, o.logprobs) for o in best.outputs] == [(0, None), (1, None)]
+
+
+def test_bad_words_do_not_come(llm):
+    likely = {"logit_bias": dict.fromkeys(words(llm), 100.0), "max_tokens": 8}
+    (plain,) = llm.generate([5, 6, 7], greedy(**likely))
+    word = llm._tokenizer.decode(plain.outputs[0].token_ids[2:3])
+    (without,) = llm.generate([5, 6, 7], greedy(**likely, bad_words=[word]))
+    assert plain.outputs[0].token_ids[2] not in without.outputs[0].token_ids
+
+
+def test_a_prompt_may_only_be_scored(llm):
+    (result,) = llm.generate([5, 6, 7], SamplingParams(max_tokens=0, prompt_logprobs=2))
+    none, *scores = result.prompt_logprobs
+    assert none is None
+    assert [s.token_id for s in scores] == [6, 7]
+    assert all(len(s.top_ids) == 2 for s in scores)
+    assert (result.outputs[0].token_ids, result.outputs[0].finish_reason) == ([], "length")
+
+
+def test_a_structured_answer(llm):
+    wanted = SamplingParams(structure=Structure(kind="choice", value='["yes", "no"]'), max_tokens=20, seed=1)
+    results = llm.generate([[5], [6], [7]], wanted)
+    assert {r.outputs[0].text for r in results} <= {"yes", "no"}
+    assert {r.outputs[0].finish_reason for r in results} == {"stop"}
+    with pytest.raises(GenerationError, match="json"):
+        llm.generate([5], SamplingParams(structure=Structure(kind="json", value='{"type": "nothing"}')))
+
+
+def test_chat_goes_through_the_template(llm):
+    messages = [{"role": "user", "content": "Hi"}]
+    (result,) = llm.chat(messages, GREEDY)
+    assert result.prompt == render(llm._tokenizer, messages)
+    assert result.prompt_token_ids == llm._tokenizer.encode(result.prompt, add_special_tokens=False)
+    pair = llm.chat([messages, [{"role": "user", "content": "Bye"}]], GREEDY)
+    assert pair[0].outputs[0].token_ids == result.outputs[0].token_ids
+    assert "Bye" in pair[1].prompt
+    with pytest.raises(ChatTemplateError):
+        llm.chat([{"content": "nobody says this"}], GREEDY)
+
+
+# ---- life and failures
+
+
+def test_an_exception_in_the_middle_leaves_the_engine_usable(llm, monkeypatch):
+    expected = llm.generate([5, 6, 7], GREEDY)[0].outputs
+    runner, steps = llm._core._runner, []
+
+    def interrupted(step):
+        steps.append(step)
+        if len(steps) == 3:
+            raise KeyboardInterrupt
+        return type(runner).execute(runner, step)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "execute", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate([[5] * 30, [6] * 50], GREEDY)
+    assert llm.stats.running == 0
+    assert llm.generate([5, 6, 7], GREEDY)[0].outputs == expected
+
+
+def test_a_failing_forward_is_told_and_leaves_the_engine_usable(llm, monkeypatch):
+    def broken(step):
+        raise RuntimeError("no memory left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(llm._core._runner, "execute", broken)
+        with pytest.raises(GenerationError, match=r"llm-\d+: no memory left"):
+            llm.generate([[5], [6]], GREEDY)
+    assert len(llm.generate([[5], [6]], GREEDY)) == 2
+
+
+def test_a_context_manager_closes_and_a_closed_one_says_so(tiny_model):
+    with LLM(str(tiny_model("llama")), **SETTINGS) as llm:
+        assert llm.vocab_size == 384
+    llm.close()
+    for use in (lambda: llm.generate([5]), lambda: llm.vocab_size, lambda: llm.stats):
+        with pytest.raises(PagetideError, match="this LLM is closed"):
+            use()
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("stream", "prompts", "wanted", "shown"),
+    [
+        pytest.param(Terminal, 3, None, True, id="many prompts on a terminal"),
+        pytest.param(Terminal, 1, None, False, id="one prompt on a terminal"),
+        pytest.param(io.StringIO, 3, None, False, id="many prompts elsewhere"),
+        pytest.param(Terminal, 3, False, False, id="not wanted"),
+    ],
+)
+def test_the_progress_bar(llm, monkeypatch, stream, prompts, wanted, shown):
+    for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", stream())
+    llm.generate([[5 + i] for i in range(prompts)], GREEDY, progress=wanted)
+    written = sys.stderr.getvalue()
+    assert (f"{prompts}/{prompts}" in written) == shown
+    assert bool(written) == shown
+
+
+def test_blocks_are_logged_if_asked_for(tiny_model, caplog):
+    with LLM(str(tiny_model("llama")), log_blocks=True, **SETTINGS) as llm:
+        llm.generate([list(range(10, 50))], greedy(n=2, max_tokens=10))
+    lines = [r for r in caplog.records if getattr(r, "blocks", None) is not None]
+    assert all(r.levelno == logging.INFO for r in lines)
+    assert lines[0].getMessage() == "allocate blocks [0, 1, 2] of request llm-0, answer 0"
+    held: dict[int, list[int]] = {0: [], 1: []}
+    for line in lines:
+        for block in line.blocks:
+            (held[line.index].append if line.getMessage().startswith("allocate") else held[line.index].remove)(block)
+    assert held == {0: [], 1: []}
+    assert {r.request_id for r in lines} == {"llm-0"}
+
+
+def test_blocks_are_not_logged_otherwise(tiny_model, caplog):
+    with LLM(str(tiny_model("llama")), **SETTINGS) as llm:
+        llm.generate([[5] * 40], GREEDY)
+    assert not [r for r in caplog.records if hasattr(r, "blocks")]
