@@ -6,7 +6,7 @@ Differs from the API server in one point: a field that the schema does not know 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jsonschema
@@ -123,7 +123,8 @@ def _translated(error: Any, path: str) -> Iterator[SettingError]:
     at = path + "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in error.absolute_path)
     kind, limit = error.validator, error.validator_value
     if kind == "not":
-        yield from _broken_rules(error.instance, path)
+        # It stands for the rules of the object itself; those of its fields rely on a schema that may not hold.
+        yield from _broken_rules(error.instance, path, [r for r in RULES if not r.path])
         return
     if kind == "required":
         for name in limit:
@@ -152,8 +153,8 @@ def _words(kind: str, limit: Any, error: Any) -> str:
     return str(error.message)
 
 
-def _broken_rules(value: Any, path: str) -> Iterator[SettingError]:
-    for rule in RULES:
+def _broken_rules(value: Any, path: str, rules: Sequence[Rule] = RULES) -> Iterator[SettingError]:
+    for rule in rules:
         node = _node(rule, value)
         if node is not None and not rule.holds(node):
             at = ".".join((path, *rule.path, rule.field))

@@ -177,6 +177,20 @@ def changed(**spec: object) -> str:
             ["replicas", "autoscaling"],
             id="replicas and autoscaling",
         ),
+        pytest.param(
+            changed(replicas=1_000_000), ["spec.replicas", "1000000", "--max-replicas"], id="more than a machine holds"
+        ),
+        pytest.param(
+            changed(autoscaling={"minReplicas": 9, "maxReplicas": 9}),
+            ["spec.autoscaling.minReplicas", "9", "--max-replicas"],
+            id="more than a machine holds, by autoscaling",
+        ),
+        pytest.param(changed(autoscaling={}), ["spec.autoscaling.maxReplicas", "required"], id="half an autoscaling"),
+        pytest.param(
+            changed(replicas=1, autoscaling={}),
+            ["spec.autoscaling.maxReplicas", "either replicas or autoscaling"],
+            id="half an autoscaling beside replicas",
+        ),
         pytest.param(changed(template={"env": [{"value": "x"}]}), ["spec.template.env"], id="a variable without name"),
         pytest.param(json.dumps({**GOOD, "kind": "Pod"}), ["kind", "Pod"], id="another kind"),
         pytest.param(json.dumps({**GOOD, "metadata": {"name": "A b"}}), ["metadata.name", "A b"], id="a wrong name"),

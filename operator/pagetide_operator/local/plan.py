@@ -8,6 +8,8 @@ from typing import Literal
 
 FIRST_DELAY_S = 0.5
 LONGEST_DELAY_S = 30.0
+# Loading takes all of a machine's disk and cores for a while; more at once make no replica ready sooner.
+MOST_LOADING = 2
 # A replica that stayed up this long has its earlier failures forgiven.
 STABLE_S = 60.0
 
@@ -17,10 +19,17 @@ EXIT_WRONG_SETTING = 2
 
 @dataclasses.dataclass(frozen=True)
 class Seen:
-    """One replica as it stands. `restart_at`: not before this time; `broken`: it will never start."""
+    """One replica as it stands.
+
+    Attributes:
+        is_loading: it runs and has not been ready yet.
+        broken: it will never start.
+        restart_at: not before this time.
+    """
 
     name: str
     is_running: bool = False
+    is_loading: bool = False
     is_stopping: bool = False
     broken: bool = False
     restart_at: float = 0.0
@@ -35,13 +44,17 @@ class Action:
 
 
 def plan(desired: Collection[str], seen: Iterable[Seen], now: float) -> list[Action]:
-    """Actions that bring what runs to what is desired; none where it is so already. Stops come first."""
+    """Actions that bring what runs to what is desired; none where it is so already. Stops come first.
+
+    No more than MOST_LOADING replicas load at once; the others start as those become ready.
+    """
     by_name = {replica.name: replica for replica in seen}
     stops = [
         Action("stop", r.name) for r in by_name.values() if r.is_running and not r.is_stopping and r.name not in desired
     ]
     starts = [Action("start", name) for name in desired if _may_start(by_name.get(name), now)]
-    return stops + starts
+    loading = sum(replica.is_loading for replica in by_name.values())
+    return stops + starts[: max(0, MOST_LOADING - loading)]
 
 
 def _may_start(replica: Seen | None, now: float) -> bool:

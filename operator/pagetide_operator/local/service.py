@@ -21,6 +21,7 @@ class LocalService:
         model_name: what clients give as `model`.
         uri: of the model, as in the resource.
         model: the server's MODEL argument.
+        replicas: how many, as `replicas_field` of the resource says.
         settings: EngineConfig field names to values.
         environment: variables beside those of this process.
         notes: parts of the resource that have no effect here.
@@ -32,6 +33,7 @@ class LocalService:
     uri: str
     model: str
     replicas: int
+    replicas_field: str
     drain_seconds: float
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -53,13 +55,15 @@ def localize(service: InferenceService, volumes: Path) -> LocalService:
         "served_model_name": model.served_name,
     }
     environment, left_out = _environment(service.template)
+    replicas, field = _replicas(service)
     return LocalService(
         name=service.name,
         namespace=service.namespace,
         model_name=model.served_name,
         uri=model.uri,
         model=model_argument(model, volumes),
-        replicas=_replicas(service),
+        replicas=replicas,
+        replicas_field=field,
         drain_seconds=float(service.drain_seconds),
         settings=settings,
         environment=environment,
@@ -90,10 +94,11 @@ def replica_command(service: LocalService, port: int) -> list[str]:
     return [sys.executable, "-m", "pagetide_server", service.model, *to_arguments(settings)]
 
 
-def _replicas(service: InferenceService) -> int:
-    if service.replicas is not None:
-        return service.replicas
-    return max(1, service.autoscaling.min_replicas) if service.autoscaling else 1
+def _replicas(service: InferenceService) -> tuple[int, str]:
+    """How many replicas, and the field that says so."""
+    if service.autoscaling is not None:
+        return max(1, service.autoscaling.min_replicas), "spec.autoscaling.minReplicas"
+    return service.replicas or 0, "spec.replicas"
 
 
 def _environment(template: Mapping[str, Any]) -> tuple[dict[str, str], tuple[str, ...]]:

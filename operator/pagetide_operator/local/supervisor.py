@@ -54,7 +54,15 @@ class Slot:
 
     def seen(self) -> Seen:
         """As `plan` sees it."""
-        return Seen(self.name, self.process is not None, self.is_stopping, self.broken, self.restart_at)
+        is_running = self.process is not None
+        return Seen(
+            self.name,
+            is_running=is_running,
+            is_loading=is_running and not self.was_ready,
+            is_stopping=self.is_stopping,
+            broken=self.broken,
+            restart_at=self.restart_at,
+        )
 
 
 class Supervisor:

@@ -37,7 +37,7 @@ def main(argv: Sequence[str], command: ReplicaCommand = replica_command) -> int:
         if args.status:
             print_table(fetch_status(args.host, args.port)["services"])
             return 0
-        services = load(args.files, args.volumes)
+        services = load(args.files, args.volumes, args.max_replicas)
         listener = bind(args.host, args.port)
     except PagetideError as error:
         print(f"pagetide up: {error}", file=sys.stderr)
@@ -52,8 +52,8 @@ def main(argv: Sequence[str], command: ReplicaCommand = replica_command) -> int:
         return runner.run(Runner(services, listener, args.logs, command).run())
 
 
-def load(files: Sequence[Path], volumes: Path) -> list[LocalService]:
-    """The services of all files.
+def load(files: Sequence[Path], volumes: Path, max_replicas: int) -> list[LocalService]:
+    """The services of all files, which together have at most `max_replicas` replicas.
 
     Raises:
         SettingError, ResourceError: the first thing that is wrong, with its file and field.
@@ -63,6 +63,7 @@ def load(files: Sequence[Path], volumes: Path) -> list[LocalService]:
         for service in _load_one(file, volumes):
             _check_unique(service, services, file)
             services.append(service)
+            _check_count(services, max_replicas, file)
     return services
 
 
@@ -87,6 +88,14 @@ def _check_unique(service: LocalService, others: Sequence[LocalService], file: P
         if other.model_name == service.model_name:
             problem = f"is also what {other.name} is called by clients; names must differ"
             raise SettingError(f"{file}: spec.model.servedName", service.model_name, problem)
+
+
+def _check_count(services: Sequence[LocalService], most: int, file: Path) -> None:
+    """Each replica loads a model of its own: too many take the machine down before anybody can say stop."""
+    total, last = sum(s.replicas for s in services), services[-1]
+    if total > most:
+        problem = f"one machine would run {total} replicas, and --max-replicas allows {most}; lower one or raise the other"
+        raise SettingError(f"{file}: {last.replicas_field}", last.replicas, problem)
 
 
 def _check_port(port: int) -> None:
@@ -114,6 +123,9 @@ def _parser() -> Parser:
         default=STATE_FOLDER / "logs",
         metavar="DIR",
         help="replicas' logs (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--max-replicas", type=int, default=8, metavar="N", help="refuse to run more than this (default: %(default)s)"
     )
     parser.add_argument("--status", action="store_true", help="print the table of the `up` that runs on --port")
     parser.add_argument("--log-level", choices=["debug", "info", "warning", "error"], default="warning")

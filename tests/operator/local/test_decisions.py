@@ -40,6 +40,19 @@ from pagetide_spec.resource import parse
         pytest.param(["a"], [Seen("a", is_running=True, is_stopping=True)], [], id="one that stops is let end first"),
         pytest.param(["b"], [Seen("a", is_running=True)], ["stop a", "start b"], id="stops come before starts"),
         pytest.param([], [Seen("a")], [], id="what is neither desired nor running is no work"),
+        pytest.param(["a", "b", "c"], [], ["start a", "start b"], id="two load at once"),
+        pytest.param(
+            ["a", "b", "c"],
+            [Seen("a", is_running=True), Seen("b", is_running=True, is_loading=True)],
+            ["start c"],
+            id="another starts when one of them is ready",
+        ),
+        pytest.param(
+            ["a", "b", "c"],
+            [Seen(name, is_running=True, is_loading=True) for name in "ab"],
+            [],
+            id="while two load the others wait",
+        ),
     ],
 )
 def test_plan(desired, seen, actions):
