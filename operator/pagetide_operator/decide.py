@@ -60,7 +60,7 @@ def _last_applied(resource: Object) -> Object:
     annotations = resource["metadata"].get("annotations") or {}
     try:
         found = json.loads(annotations.get(_LAST_APPLIED) or "{}")
-    except json.JSONDecodeError:  # not kubectl's work, and no reason to refuse a valid resource
+    except (json.JSONDecodeError, RecursionError):  # not kubectl's work, and no reason to refuse a valid resource
         return {}
     return found if isinstance(found, dict) else {}
 

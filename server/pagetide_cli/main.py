@@ -6,7 +6,6 @@ import difflib
 import importlib
 import sys
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
 
 # command: (module with main(argv) -> exit code, extra that brings its dependencies, one line of help)
 COMMANDS: dict[str, tuple[str, str, str]] = {
@@ -19,6 +18,9 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
 }
 
 
+INTERRUPTED = 130
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code (2 for a wrong call)."""
     args = list(sys.argv[1:] if argv is None else argv)
@@ -26,6 +28,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(usage())
         return 0 if args else 2
     if args[0] in ("-V", "--version"):
+        from importlib.metadata import version
+
         print(version("pagetide"))
         return 0
     if args[0] not in COMMANDS:
@@ -33,8 +37,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(COMMANDS)}"
         print(f"pagetide: error: {args[0]!r}: no such command; {hint}", file=sys.stderr)
         return 2
-    command = load(args[0])
-    return command(args[1:]) if command else 2
+    try:
+        command = load(args[0])
+        return command(args[1:]) if command else 2
+    except KeyboardInterrupt:  # before the command handles signals by itself
+        return INTERRUPTED
 
 
 def load(name: str) -> Callable[[Sequence[str]], int] | None:

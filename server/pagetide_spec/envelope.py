@@ -1,4 +1,4 @@
-"""What every manifest has around its `spec`, and YAML files of manifests."""
+"""What every manifest has around its `spec`."""
 
 from __future__ import annotations
 
@@ -6,37 +6,15 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-import yaml
-
-from .errors import ResourceError, SettingError
+from .errors import SettingError
 from .names import API_VERSION, KIND, MAX_SERVICE_NAME_LENGTH
 from .schema import Schema
 from .validation import unknown_fields
+from .wellformed import malformed
 
 _DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+_NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _ENVELOPE: Schema = {"properties": {k: {} for k in ("apiVersion", "kind", "metadata", "spec", "status")}}
-
-
-def load_documents(text: str, source: str) -> list[dict[str, Any]]:
-    """The InferenceService manifests of a YAML text; empty documents are skipped.
-
-    Raises:
-        ResourceError: not YAML, nothing in it, or something else than an InferenceService of our version.
-    """
-    try:
-        documents = [d for d in yaml.safe_load_all(text) if d is not None]
-    except yaml.YAMLError as error:
-        raise ResourceError([SettingError("document", None, f"not YAML: {_one_line(error)}")], source) from None
-    if not documents:
-        raise ResourceError([SettingError("document", None, f"holds no {KIND}")], source)
-    problems = [p for d in documents for p in envelope_problems(d)]
-    if problems:
-        raise ResourceError(problems, source)
-    return documents
-
-
-def _one_line(error: yaml.YAMLError) -> str:
-    return " ".join(str(error).split())
 
 
 def envelope_problems(manifest: Any) -> list[SettingError]:
@@ -53,7 +31,24 @@ def envelope_problems(manifest: Any) -> list[SettingError]:
     for field in ("metadata", "spec"):
         if not isinstance(manifest.get(field), Mapping):
             out.append(SettingError(field, manifest.get(field), "must be a mapping"))
-    return [p.renamed(p.field.removeprefix(".")) for p in out]
+    out = [p.renamed(p.field.removeprefix(".")) for p in out]
+    return out or malformed(manifest["spec"], "spec") or _metadata_problems(manifest["metadata"])
+
+
+def _metadata_problems(metadata: Mapping[str, Any]) -> list[SettingError]:
+    """What is wrong with `metadata` but for the name; the API server checks as much by itself."""
+    out = malformed(metadata, "metadata")
+    for field in ("labels", "annotations"):
+        entries = metadata.get(field)
+        if entries is not None and not isinstance(entries, Mapping):
+            out.append(SettingError(f"metadata.{field}", entries, "must be a mapping"))
+        elif entries is not None:
+            wrong = {k: v for k, v in entries.items() if not isinstance(v, str)}
+            out += [SettingError(f"metadata.{field}.{k}", v, "must be text; quote it") for k, v in wrong.items()]
+    namespace = metadata.get("namespace")
+    if namespace is not None and not (isinstance(namespace, str) and _NAMESPACE.fullmatch(namespace)):
+        out.append(SettingError("metadata.namespace", namespace, "must be a DNS label"))
+    return out
 
 
 def name_problems(name: Any) -> list[SettingError]:

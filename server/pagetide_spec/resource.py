@@ -9,15 +9,17 @@ import dataclasses
 import functools
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
 from .config import EngineConfig
+from .documents import load_documents as load_documents
 from .envelope import envelope_problems, name_problems
-from .envelope import load_documents as load_documents
 from .errors import ResourceError, SettingError
 from .flags import camel_of, camel_to_snake
 from .names import ANNOTATION_PAUSED
+from .rules import SIZE_PATTERN
 from .schema import Schema, spec_schema
 from .validation import problems_of, unknown_fields, with_defaults, without_defaults
 
@@ -149,7 +151,7 @@ def parse(manifest: Mapping[str, Any], source: str = "") -> InferenceService:
     _refuse(envelope_problems(manifest), source)
     metadata, spec = manifest["metadata"], with_defaults(_schema(), manifest["spec"])
     _refuse(name_problems(metadata.get("name")) + problems_of(_schema(), spec, "spec"), source)
-    _refuse(_engine_problems(spec), source)
+    _refuse(_engine_problems(spec) + _amount_problems(spec), source)
     return _built(metadata, spec)
 
 
@@ -174,6 +176,17 @@ def _engine_problems(spec: Mapping[str, Any]) -> list[SettingError]:
     except SettingError as error:
         return [error.renamed(f"spec.engine.{camel_of(error.field)}")]
     return []
+
+
+def _amount_problems(spec: Mapping[str, Any]) -> list[SettingError]:
+    """Amounts of resources that are none; the CRD leaves them open, since Kubernetes takes numbers and texts there."""
+    out = []
+    for part in ("limits", "requests"):
+        for name, amount in (spec.get("resources", {}).get(part) or {}).items():
+            if isinstance(amount, bool) or not re.match(SIZE_PATTERN, str(amount)):
+                problem = "must be an amount such as 1, 500m or 16Gi"
+                out.append(SettingError(f"spec.resources.{part}.{name}", amount, problem))
+    return out
 
 
 def _built(metadata: Mapping[str, Any], spec: Mapping[str, Any]) -> InferenceService:

@@ -64,6 +64,7 @@ def count_or_percent(description: str, default: int) -> Schema:
         "x-kubernetes-int-or-string": True,
         "anyOf": [{"type": "integer"}, {"type": "string"}],
         "minimum": 0,
+        "maximum": 2**31 - 1,
         "pattern": PERCENT_PATTERN,
         "default": default,
     }
@@ -178,6 +179,11 @@ def _template() -> Schema:
     env = "Environment variables of the server container, merged by name."
     mounts = "Mounts of the server container, merged by mountPath."
     free = anything("One entry, in the form of Kubernetes' pod.")
+    variable = {
+        **anything("One variable, in the form of Kubernetes' container: value, or valueFrom."),
+        "properties": {"name": text("Its name.", minLength=1), "value": text("Its value; quote a number.")},
+        "required": ["name"],
+    }
     fields = {
         "labels": text_map("Labels added to the pods."),
         "annotations": text_map("Annotations added to the pods."),
@@ -192,7 +198,7 @@ def _template() -> Schema:
         "imagePullSecrets": listing("Secrets for private registries.", free),
         "securityContext": anything("Security context of the pods, merged into the default."),
         "containerSecurityContext": anything("Security context of the server container, merged into the default."),
-        "env": listing(env, free),
+        "env": listing(env, variable),
         "envFrom": listing("Sources of environment variables of the server container.", free),
         "volumes": listing("Volumes of the pods, merged by name.", free),
         "volumeMounts": listing(mounts, free),

@@ -83,7 +83,7 @@ def unknown_fields(schema: Schema, value: Any, path: str) -> list[SettingError]:
     return [
         SettingError(at, given, unknown_hint(name, node["properties"]))
         for at, node, given, name in _walk(schema, value, path)
-        if node.get("properties") is not None and name is not None and name not in node["properties"]
+        if name is not None and name not in node["properties"] and not node.get("x-kubernetes-preserve-unknown-fields")
     ]
 
 

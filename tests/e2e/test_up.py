@@ -232,3 +232,22 @@ def check_refused(one, words):
     for word in words:
         assert word in one.text
     assert one.left_over() == []
+
+
+@pytest.mark.parametrize("command", ["up", "serve"])
+def test_an_early_ctrl_c_is_quiet(command, run, manifest, until, tmp_path):
+    (tmp_path / "model").mkdir()
+    what = manifest("a") if command == "up" else str(tmp_path / "model")
+    one = run("-X", "importtime", "-m", "pagetide_cli.main", command, "--port=0", what)
+    until(lambda: "pagetide_spec" in one.text)  # its imports have begun: no handler is set yet
+    assert one.end(signal.SIGINT, seconds=60) in (0, 2, 130), one.text
+    assert "Traceback" not in one.text
+    assert one.left_over() == []
+
+
+def test_a_log_folder_that_cannot_be_made_is_refused(run, manifest, tmp_path):
+    (tmp_path / "taken").write_text("")
+    one = run("-m", "pagetide_cli.main", "up", "--port=0", "--logs=taken", manifest("a"))
+    assert one.process.wait(60) == 2
+    assert one.text.startswith("pagetide up: --logs: 'taken': ")
+    assert one.text.count("\n") == 1

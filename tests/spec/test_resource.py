@@ -174,8 +174,8 @@ def test_names(name, expected):
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        pytest.param("a: [", "f.yaml: document: None: not YAML: while parsing", id="not YAML"),
-        pytest.param("---\n", "f.yaml: document: None: holds no InferenceService", id="nothing in it"),
+        pytest.param("a: [", "f.yaml: document: 'line 1, column 5': is not YAML: expected", id="not YAML"),
+        pytest.param("---\n", "f.yaml: document: '': holds no InferenceService", id="nothing in it"),
         pytest.param("- 1", "f.yaml: document: [1]: must be a mapping with kind: InferenceService", id="a list"),
         pytest.param(
             "apiVersion: pagetide.dev/v1alpha1\nkind: Deployment",

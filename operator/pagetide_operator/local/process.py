@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import random
+import re
 import signal
 import socket
 import sys
@@ -70,8 +71,12 @@ def free_port(taken: Collection[int]) -> int:
     raise OSError("no free port on 127.0.0.1")
 
 
+# As the server writes it: a log line of that level, or the one line of a command that ends.
+_ERROR = re.compile(r" ERROR |: error: ")
+
+
 def last_line(log: Path) -> str:
-    """The last line of a log with something in it; empty where there is none."""
+    """What a log says last: its last line about an error, or else the last one; empty where there is none."""
     try:
         with log.open("rb") as file:
             file.seek(0, os.SEEK_END)
@@ -79,7 +84,9 @@ def last_line(log: Path) -> str:
             lines = file.read().decode("utf-8", "replace").splitlines()
     except OSError:
         return ""
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")
+    said = [line.strip() for line in reversed(lines) if line.strip()]
+    # Requests that were under way may still be logged behind the reason.
+    return next((line for line in said if _ERROR.search(line)), said[0] if said else "")
 
 
 def describe_exit(code: int) -> str:

@@ -38,6 +38,7 @@ def main(argv: Sequence[str], command: ReplicaCommand = replica_command) -> int:
             print_table(fetch_status(args.host, args.port)["services"])
             return 0
         services = load(args.files, args.volumes, args.max_replicas)
+        _check_folder("--logs", args.logs)
         listener = bind(args.host, args.port)
     except PagetideError as error:
         print(f"pagetide up: {error}", file=sys.stderr)
@@ -94,8 +95,18 @@ def _check_count(services: Sequence[LocalService], most: int, file: Path) -> Non
     """Each replica loads a model of its own: too many take the machine down before anybody can say stop."""
     total, last = sum(s.replicas for s in services), services[-1]
     if total > most:
-        problem = f"one machine would run {total} replicas, and --max-replicas allows {most}; lower one or raise the other"
+        problem = (
+            f"one machine would run {total} replicas, and --max-replicas allows {most}; lower one or raise the other"
+        )
         raise SettingError(f"{file}: {last.replicas_field}", last.replicas, problem)
+
+
+def _check_folder(field: str, folder: Path) -> None:
+    """Make a folder that is needed later, or say that it cannot be."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SettingError(field, str(folder), error.strerror or str(error)) from None
 
 
 def _check_port(port: int) -> None:
