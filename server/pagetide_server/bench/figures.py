@@ -57,7 +57,7 @@ class Outcome:
 class Distribution:
     """What a latency came to, in seconds. `count` is the number of values, weighted."""
 
-    count: float
+    count: int
     mean: float
     p50: float
     p90: float
@@ -88,7 +88,7 @@ def distribution(values: Sequence[float], weights: Sequence[float] | None = None
         return ordered[bisect.bisect_left(summed, share * total * (1 - 1e-12))]
 
     p50, p90, p99 = (at(share) for share in QUANTILES)
-    return Distribution(total, mean, p50, p90, p99, ordered[-1])
+    return Distribution(round(total), mean, p50, p90, p99, ordered[-1])
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -90,10 +91,11 @@ def parse(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> Settings:
         requests = DEFAULT_REQUESTS
     if concurrency is None and given.rate is None and given.trace is None:
         concurrency = DEFAULT_CONCURRENCY
-    changed = ("url", "api_key", "concurrency", "requests", "mix", "slos")
-    rest = {f.name: getattr(given, f.name) for f in dataclasses.fields(Settings) if f.name not in changed}
-    slos = tuple(given.slo)
-    return Settings(url=url, api_key=key, requests=requests, concurrency=concurrency, mix=mix, slos=slos, **rest)
+    changed: dict[str, Any] = {"url": url, "api_key": key, "concurrency": concurrency, "requests": requests, "mix": mix}
+    changed["slos"] = tuple(given.slo)
+    changed["seed"] = secrets.randbelow(2**31) if given.seed is None else given.seed
+    same = {f.name: getattr(given, f.name) for f in dataclasses.fields(Settings) if f.name not in changed}
+    return Settings(**same, **changed)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -193,7 +195,12 @@ def _parser() -> argparse.ArgumentParser:
         action="store_false",
         help="let answers end early; needed for servers that do not know ignore_eos",
     )
-    add("--seed", type=natural, default=0, metavar="N", help="of arrivals, lengths and prompts (default: 0)")
+    add(
+        "--seed",
+        type=natural,
+        metavar="N",
+        help="of arrivals, lengths and prompts (default: a new one, so that no prompt is in a cache yet)",
+    )
 
     add = parser.add_argument_group("result").add_argument
     add(

@@ -69,6 +69,7 @@ class _Bench:
                 if not await _unless(stop, preparing):
                     return EXIT_INTERRUPTED
                 model, make = preparing.result()
+                log.info("model %s, seed %d", model.name, settings.seed)
                 await self._warm_up(model, make, stop)
                 before = await target.metrics()
                 load = await self._load(model, make, stop)
@@ -92,10 +93,6 @@ class _Bench:
         fields["stream_options"] = {"include_usage": True}
         if settings.ignore_eos:
             fields["ignore_eos"] = True
-        kind = "token ids" if prompts.are_ids else "text"
-        log.info(
-            "model %s, prompts are %s, %s", model.name, kind, "open loop" if settings.is_open_loop else "closed loop"
-        )
         return model, lambda shape: body(shape, prompts.make(shape), settings.chat, fields)
 
     async def _warm_up(self, model: Model, make: Callable[[Shape], bytes], stop: asyncio.Event) -> None:

@@ -57,7 +57,7 @@ def difference(older: Mapping[float | None, float], newer: Mapping[float | None,
     bounds = sorted(grown.items())
     p50, p90, p99 = (_quantile(bounds, share * total) for share in QUANTILES)
     seconds = newer.get(None, 0.0) - older.get(None, 0.0)
-    return Distribution(total, seconds / total, p50, p90, p99, _quantile(bounds, total))
+    return Distribution(round(total), seconds / total, p50, p90, p99, _quantile(bounds, total))
 
 
 def _quantile(bounds: list[tuple[float, float]], rank: float) -> float:

@@ -211,7 +211,7 @@ def test_the_command_explains_itself_and_runs_as_a_process(fake, start):
     out, err = process.communicate(timeout=20)
     assert process.returncode == 0, err
     assert "1 ok, 0 failed" in out
-    assert "model fake, prompts are token ids, closed loop" in err
+    assert "model fake, seed " in err
 
 
 def test_ctrl_c_prints_what_was_measured(fake, start):
