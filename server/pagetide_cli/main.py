@@ -13,6 +13,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "up": ("pagetide_operator.local.up", "server", "run InferenceService files on this machine"),
     "operator": ("pagetide_operator.main", "operator", "run the Kubernetes operator"),
     "gateway": ("pagetide_gateway.main", "", "run the gateway"),
+    "bench": ("pagetide_server.bench.main", "", "load a server and measure it"),
     "plan": ("pagetide_server.plan", "server", "print what a model needs, without loading it"),
     "crd": ("pagetide_operator.crd_command", "", "print the CustomResourceDefinition"),
 }

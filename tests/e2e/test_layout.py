@@ -13,7 +13,14 @@ ROOT = Path(__file__).parents[2]
 FOLDERS = ["operator", "server", "kernels"]
 
 # Importing any module of these packages must not load torch; of the server only the parts of its API process.
-TORCH_FREE = ["pagetide_spec", "pagetide_cli", "pagetide_gateway", "pagetide_operator", "pagetide_server.api"]
+TORCH_FREE = [
+    "pagetide_spec",
+    "pagetide_cli",
+    "pagetide_gateway",
+    "pagetide_operator",
+    "pagetide_server.api",
+    "pagetide_server.bench",
+]
 
 WALK = """
 import importlib, pkgutil, sys

@@ -143,7 +143,7 @@ async def _run(context: Context, request: Request, job: _Job, arrival: float, se
             else:
                 await send_json(send, await _whole(job, generation))
         finally:
-            note(request, generation)
+            note(request, generation, job.model, job.id)
 
 
 async def _events(job: _Job, generation: Generation) -> AsyncIterator[bytes]:

@@ -16,6 +16,7 @@ from .errors import ApiError, unavailable
 from .lifecycle import Lifecycle
 from .metrics import ServerMetrics
 from .prompts import Prompter
+from .tracing import Tracing
 from .validation import Limits
 
 
@@ -31,6 +32,7 @@ class Context:
     version: str
     created: int = dataclasses.field(default_factory=lambda: int(time.time()))
     prompter: Prompter | None = None
+    tracing: Tracing | None = None
 
     def serving(self) -> Prompter:
         """The prompter, if the server takes requests now.

@@ -116,6 +116,9 @@ class Edge:
         # 499: the client left before it had an answer.
         code = call.status or 499
         self._context.metrics.http(route, code)
+        # Probes and scrapes are not traced.
+        if self._context.tracing is not None and scope["path"] not in OPEN_PATHS:
+            call.trace_id = self._context.tracing.record(scope, route, code, call.request_id, call.began)
         if access.isEnabledFor(logging.INFO):
             quiet = scope["path"] in OPEN_PATHS and code == 200
             access.log(logging.DEBUG if quiet else logging.INFO, "%s", _line(scope, call, code), extra=call.fields())
@@ -129,6 +132,7 @@ class _Call:
         self.request_id = request_id
         self.status = 0
         self.closes = False
+        self.trace_id: str | None = None
         self.began = time.monotonic()
         scope.setdefault("state", {})["request_id"] = request_id
 
@@ -160,6 +164,7 @@ class _Call:
         counts = {k: figures.get(k) for k in ("prompt_tokens", "cached_tokens", "generated_tokens")}
         return {
             "request_id": self.request_id,
+            **({"trace_id": self.trace_id} if self.trace_id else {}),
             "seconds": round(now - self.began, 6),
             **{k: round(v, 6) for k, v in times.items() if v is not None},
             **{k: v for k, v in counts.items() if v is not None},

@@ -50,4 +50,6 @@ def _card(request: Request) -> dict[str, Any]:
         "root": context.config.model,
         "parent": None,
         "max_model_len": context.limits.max_model_len,
+        # Ours alone: a load generator can make prompts of exact length without a tokenizer.
+        "vocab_size": context.limits.vocab_size,
     }

@@ -12,23 +12,26 @@ class Record:
     """One prompt's way through the engine, from its submission to its end; reported to the metrics as it happens.
 
     Attributes:
-        arrival: when the HTTP request came; all times are seconds of the monotonic clock.
+        arrival, submitted: when the HTTP request came, and when it went to the engine; all times are seconds of the
+            monotonic clock.
         scheduled, first_at, ended_at: of its first step, first token and end; 0 where there is none yet.
         generated: tokens handed on so far, over all sequences.
+        reason: why it ended; empty before.
     """
 
     def __init__(self, metrics: ServerMetrics, arrival: float, submitted: float, prompt_tokens: int) -> None:
         self._metrics = metrics
-        self.arrival, self._submitted, self.prompt_tokens = arrival, submitted, prompt_tokens
+        self.arrival, self.submitted, self.prompt_tokens = arrival, submitted, prompt_tokens
         self.scheduled = self.first_at = self.ended_at = 0.0
         self.cached_tokens = 0
         self.generated = 0
+        self.reason = ""
 
     def begun(self, output: SequenceOutput) -> None:
         """The first output is here: the prompt has been computed."""
-        self.scheduled = output.scheduled or self._submitted
+        self.scheduled = output.scheduled or self.submitted
         self.cached_tokens = output.cached_tokens
-        self._metrics.prefilled(self.prompt_tokens, self.scheduled - self._submitted)
+        self._metrics.prefilled(self.prompt_tokens, self.scheduled - self.submitted)
 
     def tokens(self, count: int, first: bool, seconds: float, now: float) -> None:
         """`count` tokens of one sequence; `first`: they begin with its first one; `seconds` since the ones before."""
@@ -41,7 +44,7 @@ class Record:
     def finish(self, reason: str) -> None:
         """The request ended; later calls change nothing."""
         if not self.ended_at:
-            self.ended_at = time.monotonic()
+            self.ended_at, self.reason = time.monotonic(), reason
             seconds = self.ended_at - self.arrival
             self._metrics.finished(reason, self.prompt_tokens, self.generated, seconds)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import socket
 import sys
@@ -29,6 +30,7 @@ from .metrics import ServerMetrics
 from .progress import LoadingProgress
 from .prompts import Prompter
 from .sockets import shown_address
+from .tracing import tracing
 
 log = logging.getLogger("pagetide")
 
@@ -83,6 +85,8 @@ class Server:
             await self._context.engine.close()
             if self._context.prompter is not None:
                 self._context.prompter.close()
+            if self._context.tracing is not None:
+                self._context.tracing.close()
 
     def _set_up(self) -> None:
         config = self._config
@@ -90,7 +94,8 @@ class Server:
         metrics = ServerMetrics(name, number, config.metrics_compat == "vllm")
         self._progress = LoadingProgress()
         engine = EngineClient(on_step=metrics.step, on_loading=self._progress.report)
-        self._context = Context(config, engine, metrics, Lifecycle(), name, number)
+        traces = tracing(os.environ, number)
+        self._context = Context(config, engine, metrics, Lifecycle(), name, number, tracing=traces)
 
     def _http_config(self) -> uvicorn.Config:
         return uvicorn.Config(

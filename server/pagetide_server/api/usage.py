@@ -42,8 +42,9 @@ def _mean_logprob(delta: Delta) -> float:
     return sum(e.logprob for e in entries) / len(entries) if entries else float("-inf")
 
 
-def note(request: Request, generation: Generation) -> None:
-    """Leave what the access line tells of a request with it."""
+def note(request: Request, generation: Generation, model: str, response_id: str) -> None:
+    """Leave what the access line and the trace tell of a request with it."""
+    request.state.generation, request.state.model, request.state.response_id = generation, model, response_id
     records = [run.record for run in generation.runs]
     first = [r.first_at for r in records if r.first_at]
     scheduled = [r.scheduled for r in records if r.scheduled]

@@ -1,0 +1,107 @@
+"""Request traces: one row a request, in the formats of the Mooncake and the Azure data sets."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import datetime
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from pagetide_spec.errors import SettingError
+
+AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+# One id of `hash_ids` stands for so many tokens of the prompt.
+BLOCK_TOKENS = 512
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Row:
+    """One request: seconds after the trace's begin, lengths in tokens, and ids of the prompt's blocks, if told."""
+
+    at: float
+    prompt_tokens: int
+    output_tokens: int
+    hash_ids: tuple[int, ...] = ()
+
+
+class _Mooncake(msgspec.Struct):
+    timestamp: float
+    input_length: int
+    output_length: int
+    hash_ids: tuple[int, ...] = ()
+
+
+def read(path: str) -> list[Row]:
+    """The rows of a file, in the order of their times; the first one is at 0.
+
+    Raises:
+        SettingError: no such file, or not of one of the two formats.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingError("--trace", path, f"cannot be read: {error}") from None
+    return parse(text, path)
+
+
+def parse(text: str, source: str) -> list[Row]:
+    """The rows of a trace's text; JSON lines (Mooncake) and CSV (Azure) are told apart by the first character.
+
+    Raises:
+        SettingError: names the line that has another form.
+    """
+    lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+    if not lines:
+        raise SettingError("--trace", source, "is empty")
+    rows = _mooncake(lines, source) if lines[0][1].startswith("{") else _azure(lines, source)
+    rows.sort(key=lambda row: row.at)
+    begin = rows[0].at if rows else 0.0
+    return [dataclasses.replace(row, at=row.at - begin) for row in rows]
+
+
+def _mooncake(lines: Iterable[tuple[int, str]], source: str) -> list[Row]:
+    decode = msgspec.json.Decoder(_Mooncake).decode
+    rows = []
+    for number, line in lines:
+        try:
+            found = decode(line)
+        except msgspec.MsgspecError as error:
+            raise SettingError("--trace", source, f"line {number}: {error}") from None
+        rows.append(
+            _row(found.timestamp / 1000, found.input_length, found.output_length, found.hash_ids, number, source)
+        )
+    return rows
+
+
+def _azure(lines: list[tuple[int, str]], source: str) -> list[Row]:
+    table = csv.reader(line for _, line in lines)
+    head = next(table)
+    try:
+        columns = [head.index(name) for name in AZURE_COLUMNS]
+    except ValueError:
+        wanted = ",".join(AZURE_COLUMNS)
+        raise SettingError("--trace", source, f"must be JSON lines, or CSV with the columns {wanted}") from None
+    rows = []
+    for (number, _), cells in zip(lines[1:], table, strict=True):
+        try:
+            at, prompt, output = (cells[column] for column in columns)
+            rows.append(_row(_seconds(at), int(prompt), int(output), (), number, source))
+        except (ValueError, IndexError) as error:
+            raise SettingError("--trace", source, f"line {number}: {error}") from None
+    return rows
+
+
+def _seconds(text: str) -> float:
+    # Seven digits of a second are in the file; `fromisoformat` takes six.
+    whole, _, fraction = text.partition(".")
+    base = datetime.datetime.fromisoformat(whole).replace(tzinfo=datetime.UTC).timestamp()
+    return base + (float("0." + fraction) if fraction else 0.0)
+
+
+def _row(at: float, prompt: int, output: int, hash_ids: tuple[int, ...], number: int, source: str) -> Row:
+    if prompt < 1 or output < 0:
+        raise SettingError("--trace", source, f"line {number}: lengths must be positive, not {prompt} and {output}")
+    return Row(at, prompt, max(1, output), hash_ids)

@@ -1,0 +1,56 @@
+"""The tables of the documentation that follow from the contract: `python -m pagetide_spec.reference FILE...`."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from .metrics import GATEWAY_METRICS, SERVER_METRICS, VLLM_METRICS, Metric
+
+_SECTION = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def metrics_table(metrics: Iterable[Metric]) -> str:
+    """One row a metric: name with labels, kind, help."""
+    rows = [f"| `{_name(metric)}` | {metric.kind} | {metric.help} |" for metric in metrics]
+    return "\n".join(["| name | kind | |", "|---|---|---|", *rows])
+
+
+def vllm_table() -> str:
+    """vLLM's names beside ours."""
+    rows = [f"| `{name}` | `{SERVER_METRICS[ours].full_name}` |" for name, (ours, _) in VLLM_METRICS.items()]
+    return "\n".join(["| vLLM's name | ours |", "|---|---|", *rows])
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "server-metrics": lambda: metrics_table(SERVER_METRICS.values()),
+    "gateway-metrics": lambda: metrics_table(GATEWAY_METRICS.values()),
+    "vllm-metrics": vllm_table,
+}
+
+
+def renewed(text: str) -> str:
+    """A document with its generated sections written anew.
+
+    Raises:
+        KeyError: a section names no table.
+    """
+    return _SECTION.sub(lambda found: f"{found[1]}{TABLES[found[2]]()}\n{found[3]}", text)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Write the files' generated sections anew."""
+    for name in argv:
+        path = Path(name)
+        path.write_text(renewed(path.read_text("utf-8")), "utf-8")
+    return 0
+
+
+def _name(metric: Metric) -> str:
+    return metric.full_name + ("{" + ",".join(metric.labels) + "}" if metric.labels else "")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
