@@ -92,7 +92,6 @@ class Prompter:
             # A template is a program; one that comes with a request could keep the server busy for ever.
             raise invalid("chat_template: is not taken from requests; start the server with --chat-template",
                           "chat_template")  # fmt: skip
-        more = {} if (documents := getattr(request, "documents", None)) is None else {"documents": documents}
         continues = bool(request.continue_final_message)
         generation = request.add_generation_prompt
         return render(
@@ -102,8 +101,8 @@ class Prompter:
             template=self._template,
             add_generation_prompt=not continues if generation is None else generation,
             continue_final_message=continues,
-            **more,
-            **(request.chat_template_kwargs or {}),
+            documents=getattr(request, "documents", None),
+            variables=request.chat_template_kwargs,
         )
 
     async def encode(self, text: str, special: bool, bounded: bool = True) -> list[int]:

@@ -26,7 +26,13 @@ from .tokenizer import Tokenizer
 
 __all__ = ["ChatTemplate", "ChatTemplateError", "configured", "render"]
 
-_RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+# What a request's own fields, or the renderer, give a template; `self` is Jinja's.
+_RESERVED = frozenset(
+    {
+        "messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "template", "tokenizer",
+        "chat_template", "self",
+    }
+)  # fmt: skip
 
 
 def render(
@@ -37,7 +43,7 @@ def render(
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
     documents: Sequence[Mapping[str, Any]] | None = None,
-    **variables: Any,
+    variables: Mapping[str, Any] | None = None,
 ) -> str:
     """The prompt for `messages`. It brings its own special tokens: encode it without adding any.
 
@@ -56,12 +62,12 @@ def render(
     """
     if continue_final_message and add_generation_prompt:
         raise ChatTemplateError("continue_final_message: true: set add_generation_prompt to false with it")
-    if taken := _RESERVED & variables.keys():
-        raise ChatTemplateError(f"chat_template_kwargs: {', '.join(sorted(taken))}: is a field of its own")
+    if taken := _RESERVED & (variables or {}).keys():
+        raise ChatTemplateError(f"chat_template_kwargs: {', '.join(sorted(taken))}: cannot be set here")
     chosen = template if isinstance(template, ChatTemplate) else _chosen(tokenizer, template, bool(tools))
     arguments = {
         **tokenizer.special_tokens,
-        **variables,
+        **(variables or {}),
         "tools": list(tools) if tools else None,
         "documents": list(documents) if documents else None,
         "add_generation_prompt": add_generation_prompt,

@@ -28,8 +28,12 @@ def plain(**templates: str) -> Tokenizer:
     return Tokenizer(backend, {"bos_token": "<s>", "eos_token": "</s>", "chat_template": templates})
 
 
+_OPTIONS = ("tools", "documents", "add_generation_prompt", "continue_final_message")
+
+
 def rendered(template: str, messages: list[dict[str, Any]], **kwargs: Any) -> str:
-    return render(plain(), messages, template=template, **kwargs)
+    options = {name: kwargs.pop(name) for name in _OPTIONS if name in kwargs}
+    return render(plain(), messages, template=template, **options, variables=kwargs)
 
 
 @pytest.mark.parametrize(
