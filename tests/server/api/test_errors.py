@@ -43,7 +43,7 @@ VALUES = [
     ("logit_bias", [{"9" * 30: 1}]),
     ("logprobs", [-1, 21, 10**6, "x"]),
     ("prompt_logprobs", [-1, 21]),
-    ("bad_words", [[""], "x", [5]]),
+    ("bad_words", [[""], "x", [5], ["x"] * 65, ["x" * 300], ["x " * 100] * 10_000]),
     ("priority", ["x", 2**40]),
     ("cache_salt", [5]),
     ("echo", ["yes"]),
@@ -90,8 +90,14 @@ def test_wrong_values_are_refused_by_name(server, field, value):
         *[
             pytest.param("chat_template_kwargs", {name: value}, {}, id=f"{name} as a variable of the template")
             for name, value in {
-                "template": "x", "tools": [], "messages": HI, "tokenizer": 1, "add_generation_prompt": True,
-                "continue_final_message": True, "documents": [], "self": 1,
+                "template": "x",
+                "tools": [],
+                "messages": HI,
+                "tokenizer": 1,
+                "add_generation_prompt": True,
+                "continue_final_message": True,
+                "documents": [],
+                "self": 1,
             }.items()
         ],
     ],
