@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from ..text.chat import ChatTemplate, render
+from ..text.chat import Templates, render
 from ..text.tokenizer import FORMS, Tokenizer
 from .decoding import shorten
 from .errors import ApiError, invalid
@@ -33,9 +33,8 @@ class PromptText:
 class Prompter:
     """Tokenizes for the API. One thread does the long texts, so that they cannot take all of a machine's cores."""
 
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None, limits: Limits) -> None:
-        self.tokenizer, self.limits = tokenizer, limits
-        self._template = template
+    def __init__(self, tokenizer: Tokenizer, templates: Templates, limits: Limits) -> None:
+        self.tokenizer, self.templates, self.limits = tokenizer, templates, limits
         self._thread = ThreadPoolExecutor(1, "tokenize")
         longest = max((len(tokenizer.token_text(i)) for i in range(tokenizer.vocab_size)), default=1)
         self._longest_token = max(1, longest)
@@ -43,14 +42,6 @@ class Prompter:
     def close(self) -> None:
         """Let the thread end."""
         self._thread.shutdown(wait=False, cancel_futures=True)
-
-    @property
-    def template_text(self) -> str:
-        """The chat template's source; empty where there is none."""
-        if self._template is not None:
-            return self._template.text
-        own = self.tokenizer.chat_templates
-        return own.get("tool_use") or own.get("default") or ""
 
     async def completion_prompts(self, prompt: Any, special: bool, keep: int | None = None) -> list[PromptText]:
         """The prompts of a completion request: one text, one list of ids, or a list of either.
@@ -99,7 +90,7 @@ class Prompter:
             self.tokenizer,
             request.messages or [],
             tools=tools_of(request),
-            template=self._template,
+            template=self.templates,
             add_generation_prompt=not continues if generation is None else generation,
             continue_final_message=continues,
             documents=getattr(request, "documents", None),
