@@ -28,7 +28,6 @@ class Limits:
     max_model_len: int
     vocab_size: int
     max_n: int
-    default_seed: int | None = None
 
 
 def sampling_params(request: CompletionRequest | ChatRequest, limits: Limits) -> SamplingParams:
@@ -50,7 +49,6 @@ def sampling_params(request: CompletionRequest | ChatRequest, limits: Limits) ->
         **fields,
         n=n,
         best_of=request.best_of,
-        seed=limits.default_seed if request.seed is None else request.seed,
         stop=_texts("stop", [stop] if isinstance(stop := request.stop, str) else stop or [], MAX_STOP_LENGTH),
         stop_token_ids=_stop_token_ids(request, limits),
         logit_bias=_logit_bias(request, limits),
@@ -63,7 +61,7 @@ def sampling_params(request: CompletionRequest | ChatRequest, limits: Limits) ->
 
 
 _PLAIN = (
-    "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
+    "seed", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
     "ignore_eos", "min_tokens", "include_stop_str_in_output", "skip_special_tokens",
 )  # fmt: skip
 
