@@ -25,7 +25,9 @@ class Record:
         self.generated = 0
 
     def begun(self, output: SequenceOutput) -> None:
-        """The first output is here: the prompt has been computed."""
+        """The first output is here: the prompt has been computed. Later ones change nothing."""
+        if self.scheduled:
+            return
         self.scheduled = output.scheduled or self._submitted
         self.cached_tokens = output.cached_tokens
         self._metrics.prefilled(self.prompt_tokens, self.scheduled - self._submitted)
