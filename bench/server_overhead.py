@@ -152,7 +152,7 @@ async def measure(streams: int, tokens: int, step_seconds: float) -> dict[str, f
     notes = Path(tempfile.mkdtemp()) / "notes.json"
     env = {**os.environ, "BENCH_STEP_S": str(step_seconds), "BENCH_STREAMS": str(streams), "BENCH_NOTES": str(notes)}
     env["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), env.get("PYTHONPATH", "")])
-    command = [sys.executable, __file__, "--serve", "bench", f"--port={port}", "--host=127.0.0.1"]
+    command = [sys.executable, __file__, "--serve", "pagetide/bench", f"--port={port}", "--host=127.0.0.1"]
     command += ["--log-level=warning", "--max-queue-len=100000"]
     server = await asyncio.create_subprocess_exec(*command, env=env, stdout=asyncio.subprocess.PIPE)
     try:

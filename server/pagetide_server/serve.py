@@ -6,7 +6,6 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import uvloop
 
@@ -16,10 +15,11 @@ from pagetide_spec.errors import SettingError
 from pagetide_spec.flags import add_flags, config_from, env_of, misspelt
 
 from .api.keys import read_keys
-from .api.logs import set_up_logging
 from .api.server import Server
 from .api.sockets import listen
 from .engine.launch import EXIT_SETTING
+from .logs import set_up_logging
+from .model.files import locate
 
 log = logging.getLogger("pagetide")
 
@@ -37,14 +37,12 @@ exit codes:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve one model until a signal or the engine's end; the exit code."""
-    name = Path(sys.argv[0]).name if argv is None else "pagetide serve"
     try:
         config = _config(sys.argv[1:] if argv is None else argv)
-        _check_model_path(config)
         keys = read_keys(config)
         listener = listen(config.host, config.port)
     except SettingError as error:
-        print(f"{'pagetide serve' if name == '__main__.py' else name}: error: {error}", file=sys.stderr)
+        print(f"pagetide serve: error: {error}", file=sys.stderr)
         return EXIT_SETTING
     set_up_logging(config.log_level, config.log_format)
     for hint in misspelt(os.environ):
@@ -59,15 +57,11 @@ def _config(argv: Sequence[str]) -> EngineConfig:
     config = config_from(vars(parser.parse_args(argv)), os.environ)
     if not config.model:
         raise SettingError("MODEL", "", f"is required; give it as an argument or in {env_of('model')}")
+    try:
+        locate(config.model)
+    except SettingError as error:
+        raise error.renamed("MODEL") from None
     return config
-
-
-def _check_model_path(config: EngineConfig) -> None:
-    """Refuse a path at which there is nothing, before anything is loaded."""
-    model = config.model
-    is_path = model.startswith(("/", "./", "../", "~")) or model.endswith(".gguf") or model.count("/") > 1
-    if is_path and not Path(model).expanduser().exists():
-        raise SettingError("MODEL", model, "no such file or folder")
 
 
 if __name__ == "__main__":

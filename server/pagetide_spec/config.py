@@ -58,8 +58,9 @@ class EngineConfig:
     )
     trust_remote_code: bool = _setting(False, "Run Python code that comes with the model.", "model")
     seed: int | None = _setting(
-        None, "Seed of requests that bring none.", "model", low=0, high=2**63 - 1, unset="not reproducible"
-    )
+        None, "Makes a server that gets the same requests in the same order repeat itself.", "model", low=0,
+        high=2**63 - 1, unset="never repeats itself",
+    )  # fmt: skip
     max_model_len: int | None = _setting(
         None, "Longest prompt plus answer, in tokens.", "model", low=1, unset="from the model"
     )

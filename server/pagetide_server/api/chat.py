@@ -130,7 +130,7 @@ async def _prepare(context: Context, body: ChatRequest) -> _Job:
     text: PromptText = await prompter.chat_prompt(body, bool(body.add_special_tokens))
     wanted = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     length = answer_length(len(text.token_ids), wanted, None, limits)
-    completed = with_length(params, length, prompter.tokenizer.bad_word_ids(params.bad_words))
+    completed = with_length(params, length, await prompter.bad_word_ids(params.bad_words))
     return _Job(context, body, Prompt(text.token_ids, completed, body.priority or 0, body.cache_salt or ""))
 
 

@@ -108,7 +108,7 @@ async def _prepare(context: Context, body: CompletionRequest) -> _Job:
     special = body.add_special_tokens is not False
     texts = await prompter.completion_prompts(body.prompt, special, body.truncate_prompt_tokens)
     check_answers(len(texts), params)
-    bad_words = prompter.tokenizer.bad_word_ids(params.bad_words)
+    bad_words = await prompter.bad_word_ids(params.bad_words)
     prompts = []
     for text in texts:
         wanted = max(body.max_tokens, 1) if body.max_tokens is not None else None

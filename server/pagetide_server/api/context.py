@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import time
 import uuid
-from pathlib import Path
 
 from fastapi import Request
 
 from pagetide_spec.config import EngineConfig
 
 from ..engine.client import EngineClient
+from ..model.files import locate
 from .errors import ApiError, unavailable
 from .lifecycle import Lifecycle
 from .metrics import ServerMetrics
@@ -50,7 +50,7 @@ class Context:
     def limits(self) -> Limits:
         """What requests may ask for."""
         ready = self.engine.ready
-        return Limits(ready.max_model_len, ready.vocab_size, self.config.max_n, self.config.seed)
+        return Limits(ready.max_model_len, ready.vocab_size, self.config.max_n)
 
     def check_model(self, name: str | None) -> None:
         """Refuse another model than the one served; none at all means that one.
@@ -67,10 +67,11 @@ def served_name(config: EngineConfig) -> str:
     """The name that clients give: as set, or the hub id, or the last part of a path."""
     if config.served_model_name:
         return config.served_model_name
-    if not Path(config.model).exists():
+    path = locate(config.model)
+    if path is None:
         return config.model
-    path = Path(config.model).resolve()
-    return path.stem if path.suffix == ".gguf" else path.name
+    path = path.resolve()
+    return path.name if path.is_dir() else path.stem
 
 
 def context_of(request: Request) -> Context:

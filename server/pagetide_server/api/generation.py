@@ -134,8 +134,7 @@ class Generation(contextlib.AbstractContextManager["Generation"]):
         run = self._by_id[output.request_id]
         if output.finish_reason == "error":
             self._fail(run, output)
-        if not run.record.scheduled:
-            run.record.begun(output)
+        run.record.begun(output)
         if output.prompt_logprobs is not None:
             run.prompt_logprobs = output.prompt_logprobs
         answer = run.answers[output.index]

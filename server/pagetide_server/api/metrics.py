@@ -45,7 +45,7 @@ class ServerMetrics(Collector):
         for name in ("generation_tokens_total", "decodes_total", "prompt_tokens_total", "prefills_total"):
             self._values[name][()] = 0.0
         self._inter_token = self._histograms["inter_token_seconds"]
-        self._steps: deque[tuple[float, int]] = deque(maxlen=256)
+        self._steps: deque[tuple[float, int]] = deque()
         self._cache: deque[tuple[float, int, int]] = deque([(time.monotonic(), 0, 0)])
         self._registry = CollectorRegistry()
         self._registry.register(self)
@@ -60,6 +60,8 @@ class ServerMetrics(Collector):
         if not output.sequences:
             return
         self._steps.append((output.time, output.tokens))
+        while self._steps[0][0] < output.time - RECENT_SECONDS:
+            self._steps.popleft()
         self._histograms["engine_step_seconds"].observe(output.seconds)
         self._histograms["engine_step_tokens"].observe(output.tokens)
         self._histograms["engine_step_sequences"].observe(output.sequences)

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
-from ..text.chat import ChatTemplate, render
-from ..text.tokenizer import Tokenizer
+from ..text.chat import Templates, render
+from ..text.tokenizer import FORMS, Tokenizer
 from .decoding import shorten
 from .errors import ApiError, invalid
 from .protocol import ChatRequest, TokenizeRequest
 from .validation import MAX_PROMPTS, Limits, check_prompt_length, check_token_ids
 
-# Shorter texts are tokenized at once: a thread would cost more than it saves.
+T = TypeVar("T")
+
+# What a request has less of is tokenized at once: a thread would cost more than it saves.
 INLINE_CHARACTERS = 4096
 MAX_MESSAGES = 4096
 
@@ -30,9 +33,8 @@ class PromptText:
 class Prompter:
     """Tokenizes for the API. One thread does the long texts, so that they cannot take all of a machine's cores."""
 
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None, limits: Limits) -> None:
-        self.tokenizer, self.limits = tokenizer, limits
-        self._template = template
+    def __init__(self, tokenizer: Tokenizer, templates: Templates, limits: Limits) -> None:
+        self.tokenizer, self.templates, self.limits = tokenizer, templates, limits
         self._thread = ThreadPoolExecutor(1, "tokenize")
         longest = max((len(tokenizer.token_text(i)) for i in range(tokenizer.vocab_size)), default=1)
         self._longest_token = max(1, longest)
@@ -40,14 +42,6 @@ class Prompter:
     def close(self) -> None:
         """Let the thread end."""
         self._thread.shutdown(wait=False, cancel_futures=True)
-
-    @property
-    def template_text(self) -> str:
-        """The chat template's source; empty where there is none."""
-        if self._template is not None:
-            return self._template.text
-        own = self.tokenizer.chat_templates
-        return own.get("tool_use") or own.get("default") or ""
 
     async def completion_prompts(self, prompt: Any, special: bool, keep: int | None = None) -> list[PromptText]:
         """The prompts of a completion request: one text, one list of ids, or a list of either.
@@ -57,13 +51,12 @@ class Prompter:
         Raises:
             ApiError: 400; wrong form, empty, unknown ids, or too long for the window.
         """
+        given = _separate(prompt)
+        encoded = iter(await self.encode([one for one in given if isinstance(one, str)], special, keep is None))
         found = []
-        for one in _separate(prompt):
-            if isinstance(one, str):
-                ids = await self.encode(one, special, keep is None)
-                found.append(PromptText(self._checked(ids, keep), one))
-            else:
-                found.append(PromptText(self._checked(one, keep), None))
+        for one in given:
+            text, ids = (one, next(encoded)) if isinstance(one, str) else (None, one)
+            found.append(PromptText(self._checked(ids, keep), text))
         return found
 
     async def chat_prompt(self, request: ChatRequest | TokenizeRequest, special: bool) -> PromptText:
@@ -74,7 +67,8 @@ class Prompter:
         """
         text = await self.render(request)
         keep = getattr(request, "truncate_prompt_tokens", None)
-        return PromptText(self._checked(await self.encode(text, special, keep is None), keep), text)
+        (ids,) = await self.encode([text], special, keep is None)
+        return PromptText(self._checked(ids, keep), text)
 
     async def render(self, request: ChatRequest | TokenizeRequest) -> str:
         """The text of a chat's prompt.
@@ -82,9 +76,7 @@ class Prompter:
         Raises:
             ApiError: 400; wrong messages, no template, or the template's own objection.
         """
-        if _characters(request.messages or []) <= INLINE_CHARACTERS:
-            return self._render(request)
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._render, request)
+        return await self._off_loop(_characters(request.messages or []), self._render, request)
 
     def _render(self, request: ChatRequest | TokenizeRequest) -> str:
         _check_messages(request.messages or [])
@@ -92,34 +84,44 @@ class Prompter:
             # A template is a program; one that comes with a request could keep the server busy for ever.
             raise invalid("chat_template: is not taken from requests; start the server with --chat-template",
                           "chat_template")  # fmt: skip
-        more = {} if (documents := getattr(request, "documents", None)) is None else {"documents": documents}
         continues = bool(request.continue_final_message)
         generation = request.add_generation_prompt
         return render(
             self.tokenizer,
             request.messages or [],
             tools=tools_of(request),
-            template=self._template,
+            template=self.templates,
             add_generation_prompt=not continues if generation is None else generation,
             continue_final_message=continues,
-            **more,
-            **(request.chat_template_kwargs or {}),
+            documents=getattr(request, "documents", None),
+            variables=request.chat_template_kwargs,
         )
 
-    async def encode(self, text: str, special: bool, bounded: bool = True) -> list[int]:
-        """Token ids of a text.
+    async def encode(self, texts: list[str], special: bool, bounded: bool = True) -> list[list[int]]:
+        """Token ids of each text.
 
         Raises:
-            ApiError: 400; `bounded`, and the text is so long that no tokenization of it can fit into the window.
+            ApiError: 400; `bounded`, and a text is so long that no tokenization of it can fit into the window.
         """
-        least = len(text) // self._longest_token
         if bounded:
-            check_prompt_length(least, self.limits, at_least=True)
-        if len(text) <= INLINE_CHARACTERS:
-            return self.tokenizer.encode(text, special)
-        loop = asyncio.get_running_loop()
-        # Of the tokenizer's calls, the one for several texts lets other threads run meanwhile.
-        return (await loop.run_in_executor(self._thread, self.tokenizer.encode_batch, [text], special))[0]
+            for text in texts:
+                check_prompt_length(len(text) // self._longest_token, self.limits, at_least=True)
+        if len(texts) == 1 and len(texts[0]) <= INLINE_CHARACTERS:
+            return [self.tokenizer.encode(texts[0], special)]
+        return await self._off_loop(sum(map(len, texts)), self.tokenizer.encode_batch, texts, special)
+
+    async def bad_word_ids(self, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+        """The token sequences of bad words."""
+        return await self._off_loop(FORMS * sum(map(len, words)), self.tokenizer.bad_word_ids, words)
+
+    async def _off_loop(self, characters: int, work: Callable[..., T], *arguments: Any) -> T:
+        """`work`, which handles so many characters, in the thread where they are many.
+
+        Of the tokenizer's calls, those for several texts let other threads run meanwhile.
+        """
+        if characters <= INLINE_CHARACTERS:
+            return work(*arguments)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
 
     def _checked(self, ids: list[int], keep: int | None) -> list[int]:
         ids = ids if keep is None else ids[-keep:]

@@ -28,7 +28,9 @@ class Record:
         self.reason = ""
 
     def begun(self, output: SequenceOutput) -> None:
-        """The first output is here: the prompt has been computed."""
+        """The first output is here: the prompt has been computed. Later ones change nothing."""
+        if self.scheduled:
+            return
         self.scheduled = output.scheduled or self.submitted
         self.cached_tokens = output.cached_tokens
         self._metrics.prefilled(self.prompt_tokens, self.scheduled - self.submitted)

@@ -20,7 +20,7 @@ from pagetide_spec.errors import PagetideError, SettingError
 
 from ..engine.client import EngineClient, EngineFailed
 from ..engine.launch import DEFAULT_CORE, EXIT_SETTING, EXIT_START
-from ..text.chat import ChatTemplate, configured
+from ..text.chat import Templates, configured
 from ..text.tokenizer import Tokenizer
 from .app import create_app
 from .connections import TimedProtocol
@@ -135,17 +135,17 @@ class Server:
         """Load tokenizer and model side by side; 0, or the exit code after a message."""
         context, config = self._context, self._config
         try:
-            _, (tokenizer, template) = await asyncio.gather(
+            _, (tokenizer, templates) = await asyncio.gather(
                 context.engine.start(config, self._core), asyncio.to_thread(self._load_text)
             )
-            context.prompter = await asyncio.to_thread(Prompter, tokenizer, template, context.limits)
+            context.prompter = await asyncio.to_thread(Prompter, tokenizer, templates, context.limits)
         except EngineFailed as error:
             return self._say(str(error), error.exit_code)
         except PagetideError as error:
             return self._say(str(error), EXIT_SETTING if isinstance(error, SettingError) else EXIT_START)
         return 0
 
-    def _load_text(self) -> tuple[Tokenizer, ChatTemplate | None]:
+    def _load_text(self) -> tuple[Tokenizer, Templates]:
         tokenizer = self._load_tokenizer(self._config)
         return tokenizer, configured(self._config.chat_template, tokenizer)
 

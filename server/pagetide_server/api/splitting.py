@@ -92,7 +92,7 @@ def _call_parser(config: EngineConfig, prompter: Prompter, request: ChatRequest)
         return lambda: NamedParser(name)
     if request.tool_choice == "required":
         return ListParser
-    return _FORMATS.get(format_of(config, prompter.template_text))
+    return _FORMATS.get(format_of(config, prompter.templates.pick(has_tools=True).text))
 
 
 def _forced_schema(request: ChatRequest) -> dict[str, Any] | None:

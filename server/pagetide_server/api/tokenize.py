@@ -36,9 +36,11 @@ async def _ids(prompter: Prompter, body: TokenizeRequest) -> list[int]:
     if (body.prompt is None) == (body.messages is None):
         raise invalid("prompt: give either prompt or messages", "prompt")
     if body.prompt is not None:
-        return await prompter.encode(body.prompt, body.add_special_tokens is not False, bounded=False)
-    text = await prompter.render(body)
-    return await prompter.encode(text, bool(body.add_special_tokens), bounded=False)
+        text, special = body.prompt, body.add_special_tokens is not False
+    else:
+        text, special = await prompter.render(body), bool(body.add_special_tokens)
+    (ids,) = await prompter.encode([text], special, bounded=False)
+    return ids
 
 
 @router.post("/detokenize", **body_of(DetokenizeRequest))

@@ -17,6 +17,8 @@ MAX_STOP_STRINGS = 64
 MAX_PROMPTS = 1024
 MAX_ANSWERS = 8192
 MAX_STOP_LENGTH = 4096
+# Looked for at every step, unlike stop strings.
+MAX_BAD_WORD_LENGTH = 256
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +28,6 @@ class Limits:
     max_model_len: int
     vocab_size: int
     max_n: int
-    default_seed: int | None = None
 
 
 def sampling_params(request: CompletionRequest | ChatRequest, limits: Limits) -> SamplingParams:
@@ -48,11 +49,10 @@ def sampling_params(request: CompletionRequest | ChatRequest, limits: Limits) ->
         **fields,
         n=n,
         best_of=request.best_of,
-        seed=limits.default_seed if request.seed is None else request.seed,
-        stop=_stop_strings(request),
+        stop=_texts("stop", [stop] if isinstance(stop := request.stop, str) else stop or [], MAX_STOP_LENGTH),
         stop_token_ids=_stop_token_ids(request, limits),
         logit_bias=_logit_bias(request, limits),
-        bad_words=_bad_words(request),
+        bad_words=_texts("bad_words", request.bad_words or [], MAX_BAD_WORD_LENGTH),
         logprobs=logprobs,
         prompt_logprobs=_prompt_logprobs(request),
         structure=structure_of(request),
@@ -61,7 +61,7 @@ def sampling_params(request: CompletionRequest | ChatRequest, limits: Limits) ->
 
 
 _PLAIN = (
-    "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
+    "seed", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
     "ignore_eos", "min_tokens", "include_stop_str_in_output", "skip_special_tokens",
 )  # fmt: skip
 
@@ -177,28 +177,19 @@ def _check_n(n: int, best_of: int | None, limits: Limits) -> None:
         raise _wrong("best_of", best_of, f"must be at least n, which is {n}")
 
 
-def _stop_strings(request: SamplingFields) -> tuple[str, ...]:
-    stop = request.stop
-    found = () if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
-    if len(found) > MAX_STOP_STRINGS:
-        raise _wrong("stop", stop, f"must have at most {MAX_STOP_STRINGS} strings")
-    for text in found:
-        if not 0 < len(text) <= MAX_STOP_LENGTH:
-            raise _wrong("stop", text, f"a stop string has 1 to {MAX_STOP_LENGTH} characters")
-    return found
+def _texts(name: str, texts: list[str], longest: int) -> tuple[str, ...]:
+    if len(texts) > MAX_STOP_STRINGS:
+        raise _wrong(name, texts, f"must have at most {MAX_STOP_STRINGS} strings")
+    for text in texts:
+        if not 0 < len(text) <= longest:
+            raise _wrong(name, text, f"each string has 1 to {longest} characters")
+    return tuple(texts)
 
 
 def _stop_token_ids(request: SamplingFields, limits: Limits) -> tuple[int, ...]:
     ids = request.stop_token_ids or []
     check_token_ids("stop_token_ids", ids, limits)
     return tuple(ids)
-
-
-def _bad_words(request: SamplingFields) -> tuple[str, ...]:
-    words = request.bad_words or []
-    if any(not word for word in words):
-        raise _wrong("bad_words", words, "must not hold an empty string")
-    return tuple(words)
 
 
 def _logit_bias(request: SamplingFields, limits: Limits) -> dict[int, float]:

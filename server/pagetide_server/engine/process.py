@@ -24,6 +24,7 @@ import zmq
 from pagetide_spec.config import EngineConfig
 from pagetide_spec.errors import PagetideError, SettingError
 
+from ..logs import set_up_logging
 from .channels import LINGER_MS, Inbox, Outbox
 from .launch import EXIT_ENGINE, EXIT_SETTING, EXIT_START, Launch
 from .messages import (
@@ -41,7 +42,8 @@ from .messages import (
 from .pulse import HEARTBEAT_SECONDS
 from .threads import wait_passively
 
-log = logging.getLogger(__name__)
+# Not `__name__`: this module runs as __main__.
+log = logging.getLogger("pagetide.engine")
 
 WAITING_POLL_MS = 10
 LOADING_SECONDS = 0.1
@@ -213,8 +215,7 @@ def main() -> int:
     launch = msgspec.json.decode(sys.stdin.buffer.read(), type=Launch)
     die_with_parent(launch.parent)
     wait_passively()
-    level = str(launch.config.get("log_level", "info")).upper()
-    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s engine %(message)s", stream=sys.stderr)
+    set_up_logging(launch.config["log_level"], launch.config["log_format"], "engine")
     # The heartbeat's socket lives in a context of its own: the main one is ended below, while that thread still beats.
     contexts: list[zmq.Context[zmq.Socket[bytes]]] = [zmq.Context(), zmq.Context()]
     outbox = Outbox(contexts[0], launch.outputs)

@@ -46,31 +46,39 @@ def resolve(config: EngineConfig, progress: Progress = silent) -> Path:
         SettingError: there is no such model, or something is missing in it.
         PagetideError: the hub cannot be reached, or the file cannot be converted.
     """
-    model = config.model
+    path = locate(config.model)
+    if path is None:
+        return _from_hub(config, HUB_PATTERNS, progress)
+    if path.is_dir():
+        return path
+    from .gguf_cache import converted
+
+    return converted(path, progress)
+
+
+def locate(model: str) -> Path | None:
+    """The folder or GGUF file on this machine that `model` names; None: it is an id on the hub.
+
+    Raises:
+        SettingError: it is none of them.
+    """
     if not model:
         raise SettingError("model", model, "must name a folder, a GGUF file or a hub id")
     path = Path(model).expanduser()
+    if path.is_dir():
+        return path
     if path.is_file():
         if path.suffix.lower() != ".gguf":
             raise SettingError("model", model, "is a file but no GGUF file; give the folder that holds config.json")
-        from .gguf_cache import converted
-
-        return converted(path, progress)
-    return _folder_or_hub(config, HUB_PATTERNS, progress)
+        return path
+    if not _is_hub_id(model):
+        raise SettingError("model", model, "no such folder or file, and no hub id such as org/name")
+    return None
 
 
 def resolve_config(config: EngineConfig) -> Path:
     """As `resolve` for a folder or hub id, but of a hub's model only the small JSON files are fetched."""
-    return _folder_or_hub(config, ["*.json"], silent)
-
-
-def _folder_or_hub(config: EngineConfig, patterns: list[str], progress: Progress) -> Path:
-    path = Path(config.model).expanduser()
-    if path.is_dir():
-        return path
-    if not _is_hub_id(config.model):
-        raise SettingError("model", config.model, "no such folder or file")
-    return _from_hub(config, patterns, progress)
+    return locate(config.model) or _from_hub(config, ["*.json"], silent)
 
 
 def _is_hub_id(text: str) -> bool:

@@ -24,20 +24,26 @@ from pagetide_spec.errors import PagetideError, SettingError
 from .conversation import ChatTemplateError, normalized, with_mark
 from .tokenizer import Tokenizer
 
-__all__ = ["ChatTemplate", "ChatTemplateError", "configured", "render"]
+__all__ = ["ChatTemplate", "ChatTemplateError", "Templates", "configured", "render"]
 
-_RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+# What a request's own fields, or the renderer, give a template; `self` is Jinja's.
+_RESERVED = frozenset(
+    {
+        "messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "template", "tokenizer",
+        "chat_template", "self",
+    }
+)  # fmt: skip
 
 
 def render(
     tokenizer: Tokenizer,
     messages: Sequence[Mapping[str, Any]],
     tools: Sequence[Mapping[str, Any]] | None = None,
-    template: ChatTemplate | str | None = None,
+    template: Templates | str | None = None,
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
     documents: Sequence[Mapping[str, Any]] | None = None,
-    **variables: Any,
+    variables: Mapping[str, Any] | None = None,
 ) -> str:
     """The prompt for `messages`. It brings its own special tokens: encode it without adding any.
 
@@ -45,7 +51,7 @@ def render(
         tokenizer: gives the special tokens, and the model's own template.
         messages: as in the OpenAI API; content may be text or a list of text parts.
         tools: function descriptions as in the OpenAI API.
-        template: the server's template (`configured`), or a template's text; None takes the model's own.
+        template: the server's templates (`configured`), or a template's text; None takes the model's own.
         add_generation_prompt: end with the beginning of an answer.
         continue_final_message: end inside the last message, so that the model goes on with it.
         documents: texts for templates that know retrieval.
@@ -56,39 +62,65 @@ def render(
     """
     if continue_final_message and add_generation_prompt:
         raise ChatTemplateError("continue_final_message: true: set add_generation_prompt to false with it")
-    if taken := _RESERVED & variables.keys():
-        raise ChatTemplateError(f"chat_template_kwargs: {', '.join(sorted(taken))}: is a field of its own")
-    chosen = template if isinstance(template, ChatTemplate) else _chosen(tokenizer, template, bool(tools))
+    if taken := _RESERVED & (variables or {}).keys():
+        raise ChatTemplateError(f"chat_template_kwargs: {', '.join(sorted(taken))}: cannot be set here")
+    templates = template if isinstance(template, Templates) else Templates(
+        tokenizer.chat_templates if template is None else {_USUAL: template}
+    )  # fmt: skip
     arguments = {
         **tokenizer.special_tokens,
-        **variables,
+        **(variables or {}),
         "tools": list(tools) if tools else None,
         "documents": list(documents) if documents else None,
         "add_generation_prompt": add_generation_prompt,
     }
-    return chosen.render(messages, arguments, continue_final_message)
+    return templates.pick(bool(tools)).render(messages, arguments, continue_final_message)
 
 
-def configured(setting: str | None, tokenizer: Tokenizer) -> ChatTemplate | None:
-    """The template of the setting `chat_template` (a file, or a template's text); None: the model's own is used.
+def configured(setting: str | None, tokenizer: Tokenizer) -> Templates:
+    """The templates that the setting `chat_template` (a file, or a template's text) names; None: the model's own.
 
-    Compiles the model's own templates too, so that a broken one is found before the first request.
+    Compiles them, so that a broken one is found before the first request.
 
     Raises:
-        SettingError: the file is missing, or the template does not compile.
+        SettingError: the file is missing, or a template does not compile.
     """
-    if setting is None:
-        for name, text in tokenizer.chat_templates.items():
-            try:
-                ChatTemplate(text)
-            except ChatTemplateError as error:
-                problem = f"the model's own template does not compile ({error}); give another with --chat-template"
-                raise SettingError("chat_template", name, problem) from error
-        return None
     try:
-        return ChatTemplate(_text_of(setting))
+        return Templates(tokenizer.chat_templates if setting is None else {_USUAL: _text_of(setting)})
     except ChatTemplateError as error:
-        raise SettingError("chat_template", setting, str(error)) from error
+        problem = str(error)
+        if setting is None:
+            problem = f"the model's own template does not compile ({error}); give another with --chat-template"
+        raise SettingError("chat_template", setting, problem) from error
+
+
+_USUAL, _WITH_TOOLS = "default", "tool_use"
+
+
+class Templates:
+    """The templates to choose from, by name: one for chats with tools, and the usual one. Texts are compiled once."""
+
+    def __init__(self, texts: Mapping[str, str]) -> None:
+        """Compile all of them.
+
+        Raises:
+            ChatTemplateError: one is no Jinja template.
+        """
+        self._compiled = {name: _compiled(text) for name, text in texts.items()}
+
+    def pick(self, has_tools: bool) -> ChatTemplate:
+        """The template for a chat.
+
+        Raises:
+            ChatTemplateError: there is none.
+        """
+        found = self._compiled.get(_WITH_TOOLS) if has_tools else None
+        found = found or self._compiled.get(_USUAL)
+        if found is None:
+            raise ChatTemplateError(
+                "the model has no chat template; start the server with --chat-template, or use /v1/completions"
+            )
+        return found
 
 
 class ChatTemplate:
@@ -160,18 +192,6 @@ def _text_of(setting: str) -> str:
     except (OSError, ValueError) as error:
         problem = f"is neither a template nor a file that can be read ({error})"
         raise SettingError("chat_template", setting, problem) from error
-
-
-def _chosen(tokenizer: Tokenizer, text: str | None, has_tools: bool) -> ChatTemplate:
-    if text is None:
-        own = tokenizer.chat_templates
-        text = own.get("tool_use") if has_tools else None
-        text = text or own.get("default")
-    if text is None:
-        raise ChatTemplateError(
-            "the model has no chat template; start the server with --chat-template, or use /v1/completions"
-        )
-    return _compiled(text)
 
 
 @functools.lru_cache(maxsize=16)

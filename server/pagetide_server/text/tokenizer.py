@@ -18,6 +18,8 @@ from pagetide_spec.errors import SettingError
 from . import convert
 from .vocabulary import Vocabulary
 
+# In how many forms a bad word is looked for: as written, bare, and behind a space.
+FORMS = 3
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -133,13 +135,9 @@ class Tokenizer:
 
     def bad_word_ids(self, words: Iterable[str]) -> tuple[tuple[int, ...], ...]:
         """Token sequences of words that must not come, each as written and behind a space (both begin words)."""
-        found: dict[tuple[int, ...], None] = {}
-        for word in words:
-            bare = word.lstrip(" ")
-            for form in (word, bare, " " + bare):
-                if ids := tuple(self.encode(form, add_special_tokens=False)):
-                    found[ids] = None
-        return tuple(found)
+        forms = dict.fromkeys(form for word in words for form in (word, word.lstrip(" "), " " + word.lstrip(" ")))
+        found = self.encode_batch(list(forms), add_special_tokens=False) if forms else []
+        return tuple(dict.fromkeys(tuple(ids) for ids in found if ids))
 
 
 def _backend(folder: Path, field: str, trust_remote_code: bool) -> Backend:

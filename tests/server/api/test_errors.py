@@ -43,7 +43,7 @@ VALUES = [
     ("logit_bias", [{"9" * 30: 1}]),
     ("logprobs", [-1, 21, 10**6, "x"]),
     ("prompt_logprobs", [-1, 21]),
-    ("bad_words", [[""], "x", [5]]),
+    ("bad_words", [[""], "x", [5], ["x"] * 65, ["x" * 300], ["x " * 100] * 10_000]),
     ("priority", ["x", 2**40]),
     ("cache_salt", [5]),
     ("echo", ["yes"]),
@@ -87,10 +87,25 @@ def test_wrong_values_are_refused_by_name(server, field, value):
         pytest.param("tool_choice", "required", {}, id="a forced call without tools"),
         pytest.param("tools", [{"type": "function", "function": {"name": "a b"}}], {}, id="a tool with a bad name"),
         pytest.param("max_tokens", 0, {}, id="no tokens"),
+        *[
+            pytest.param("chat_template_kwargs", {name: value}, {}, id=f"{name} as a variable of the template")
+            for name, value in {
+                "template": "x",
+                "tools": [],
+                "messages": HI,
+                "tokenizer": 1,
+                "add_generation_prompt": True,
+                "continue_final_message": True,
+                "documents": [],
+                "self": 1,
+            }.items()
+        ],
     ],
 )
 def test_wrong_chat_values_are_refused_by_name(server, field, value, more):
     error_of(server.post(CHAT, **{"messages": HI, **more, field: value}), 400, field)
+    if field == "chat_template_kwargs":
+        error_of(server.post("/tokenize", messages=HI, chat_template_kwargs=value), 400, field)
 
 
 WRONG_PROMPTS = [None, [], [[]], {"a": 1}, 5, [1.5], ["a", 1], [390], [-1], [2**70], [[1], []], [[1], "a"], [True]]

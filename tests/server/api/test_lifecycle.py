@@ -201,12 +201,15 @@ def run(*arguments, **env):
     [
         pytest.param([], {}, "MODEL", id="no model"),
         pytest.param(["/no/such/folder"], {}, "/no/such/folder", id="a path without a model"),
-        pytest.param(["m", "--max-num-seqs=many"], {}, "--max-num-seqs", id="a text for a number"),
-        pytest.param(["m", "--max-num-seqs=0"], {}, "--max-num-seqs", id="a number out of range"),
-        pytest.param(["m"], {"PAGETIDE_MAX_NUM_SEQS": "-3"}, "PAGETIDE_MAX_NUM_SEQS", id="a wrong variable"),
-        pytest.param(["m", "--api-key= , "], {}, "api_key", id="keys that are none"),
-        pytest.param(["m", "--api-key-file=/no/keys"], {}, "api_key_file", id="a file of keys that is missing"),
-        pytest.param(["m", "--host=300.1.1.1"], {}, "300.1.1.1", id="an address that does not exist"),
+        pytest.param(["~/no/such/folder"], {}, "~/no/such/folder", id="a path without a model, at home"),
+        pytest.param(["mymodel"], {}, "MODEL", id="a name that is neither a path nor a hub id"),
+        pytest.param([__file__], {}, "no GGUF file", id="a file of another kind"),
+        pytest.param(["org/m", "--max-num-seqs=many"], {}, "--max-num-seqs", id="a text for a number"),
+        pytest.param(["org/m", "--max-num-seqs=0"], {}, "--max-num-seqs", id="a number out of range"),
+        pytest.param(["org/m"], {"PAGETIDE_MAX_NUM_SEQS": "-3"}, "PAGETIDE_MAX_NUM_SEQS", id="a wrong variable"),
+        pytest.param(["org/m", "--api-key= , "], {}, "api_key", id="keys that are none"),
+        pytest.param(["org/m", "--api-key-file=/no/keys"], {}, "api_key_file", id="a file of keys that is missing"),
+        pytest.param(["org/m", "--host=300.1.1.1"], {}, "300.1.1.1", id="an address that does not exist"),
     ],
 )
 def test_a_wrong_setting_is_one_line_and_exit_code_2(arguments, env, named):
@@ -222,7 +225,7 @@ def test_a_taken_port_is_told_before_anything_loads():
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        found = run("m", "--host=127.0.0.1", f"--port={taken.getsockname()[1]}")
+        found = run("org/m", "--host=127.0.0.1", f"--port={taken.getsockname()[1]}")
     assert found.returncode == 2
     assert address in found.stderr
     assert len(found.stderr.splitlines()) == 1

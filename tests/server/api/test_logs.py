@@ -8,7 +8,7 @@ import logging
 import httpx
 import pytest
 
-from pagetide_server.api.logs import JsonFormatter
+from pagetide_server.logs import JsonFormatter
 
 ORIGIN = "https://app.example"
 
@@ -19,13 +19,23 @@ def test_an_access_line_tells_times_and_tokens(launch):
         server.http.post("/v1/completions", json={"prompt": [300] * 5, "max_tokens": 3, "stream": True}, headers=head)
         server.http.get("/livez")
         assert server.stop() == 0
-        lines = [json.loads(line) for line in server.log.read_text().splitlines() if line.startswith("{")]
+        lines = [json.loads(line) for line in server.log.read_text().splitlines()]
     (line,) = [line for line in lines if line["logger"] == "pagetide.access"]
     assert line["request_id"] == "my-id"
     assert (line["prompt_tokens"], line["generated_tokens"], line["cached_tokens"]) == (5, 3, 0)
     assert 0 <= line["queue_s"] <= line["seconds"]
     assert line["prefill_s"] > 0 < line["decode_s"]
     assert "POST /v1/completions 200" in line["message"]
+
+
+def test_every_line_of_both_processes_is_json(launch):
+    with launch("--log-format=json") as server:
+        server.post("/v1/completions", prompt="x", cache_salt="raise-after-3")
+        assert server.process.wait(10) == 4
+        lines = [json.loads(line) for line in server.log.read_text().splitlines()]
+    loggers = {line["logger"]: line for line in lines}
+    assert {"pagetide", "pagetide.access", "pagetide.engine"} <= loggers.keys()
+    assert "a kernel failed" in loggers["pagetide.engine"]["exception"]
 
 
 def test_a_path_cannot_forge_log_lines(launch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 
 import httpx
 import pytest
@@ -10,7 +11,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from pagetide_server.api.histogram import Histogram
 from pagetide_server.api.metrics import ServerMetrics
-from pagetide_server.engine.messages import EngineStats, StepOutput
+from pagetide_server.api.record import Record
+from pagetide_server.engine.messages import EngineStats, Ready, SequenceOutput, StepOutput
 from pagetide_spec.metrics import SERVER_METRICS, VLLM_METRICS
 
 COUNTERS = ("prompt_tokens_total", "generation_tokens_total", "prefills_total", "decodes_total")
@@ -187,3 +189,88 @@ def test_what_block_sizes_would_save_is_exported():
     assert 'pagetide_prefix_tail_tokens_total{model_name="tiny"} 12.0' in text
     assert 'pagetide_prefix_shareable_tokens_total{block_size="8",model_name="tiny"} 40.0' in text
     assert 'pagetide_prefix_shareable_tokens_total{block_size="16",model_name="tiny"} 32.0' in text
+
+
+READY = Ready(
+    max_model_len=64, vocab_size=9, eos_token_ids=[1], max_num_seqs=8, max_num_batched_tokens=100, block_size=16,
+    num_blocks=10, num_swap_blocks=4, dtype="float32", device="cpu", attention="x",
+)  # fmt: skip
+
+
+def scraped(metrics):
+    """Every sample without its common label: {"name" or 'name{label="value"}': value}."""
+    found = {}
+    for family in text_string_to_metric_families(metrics.render().decode()):
+        for sample in family.samples:
+            labels = ",".join(f'{k}="{v}"' for k, v in sample.labels.items() if k != "model_name")
+            name = sample.name.removeprefix("pagetide_")
+            found[f"{name}{{{labels}}}" if labels else name] = sample.value
+    return found
+
+
+@pytest.mark.parametrize(
+    ("stats", "expected"),
+    [
+        pytest.param({}, {"batch_utilization_ratio": 0, "kv_cache_utilization_ratio": 0}, id="nothing runs"),
+        pytest.param({"running": 2, "admissible_seqs": 8}, {"batch_utilization_ratio": 0.25}, id="two of eight run"),
+        pytest.param(
+            {"running": 9, "admissible_seqs": 8}, {"batch_utilization_ratio": 1}, id="never more than all of them"
+        ),
+        pytest.param({"running": 1, "admissible_seqs": 0}, {"batch_utilization_ratio": 1}, id="nothing more would fit"),
+        pytest.param(
+            {"preemptions_swap": 3, "preemptions_recompute": 5},
+            {'preemptions_total{mode="swap"}': 3, 'preemptions_total{mode="recompute"}': 5},
+            id="preemptions by mode",
+        ),
+        pytest.param(
+            {"swapped_out_blocks": 7, "swapped_in_blocks": 4},
+            {'swapped_blocks_total{direction="out"}': 7, 'swapped_blocks_total{direction="in"}': 4},
+            id="swapped blocks by direction",
+        ),
+        pytest.param(
+            {"blocks_free": 2, "blocks_cached": 3, "blocks_used": 5, "blocks_swapped": 4},
+            {
+                'kv_blocks{state="free"}': 2, 'kv_blocks{state="cached"}': 3, 'kv_blocks{state="used"}': 5,
+                'kv_blocks{state="swapped"}': 4, "kv_cache_utilization_ratio": 0.5,
+            },
+            id="blocks by state; the swapped ones are no part of the cache",
+        ),
+        pytest.param(
+            {"block_allocations": 6, "block_allocation_failures": 1, "steps": 9},
+            {"kv_block_allocations_total": 6, "kv_block_allocation_failures_total": 1, "engine_steps_total": 9},
+            id="totals",
+        ),
+    ],
+)  # fmt: skip
+def test_a_report_of_the_engine_becomes_metrics(stats, expected):
+    metrics = ServerMetrics("m", "1")
+    metrics.step(StepOutput(outputs=[], stats=EngineStats(**stats), time=time.monotonic()))
+    assert scraped(metrics).items() >= expected.items()
+
+
+@pytest.mark.parametrize(
+    ("steps", "ratio"),
+    [
+        pytest.param([], 0, id="no step"),
+        pytest.param([(-1, 50), (-0.5, 100)], 0.75, id="the mean of two steps"),
+        pytest.param([(-11, 100), (-1, 20)], 0.2, id="what lies longer back is forgotten"),
+        pytest.param([(-9 + i / 250, 100 if i < 1000 else 0) for i in range(2000)], 0.5, id="two thousand short steps"),
+    ],
+)
+def test_token_utilization_is_that_of_the_last_ten_seconds(steps, ratio):
+    metrics, now = ServerMetrics("m", "1"), time.monotonic()
+    metrics.ready = READY
+    for at, tokens in steps:
+        metrics.step(StepOutput(outputs=[], stats=EngineStats(), time=now + at, tokens=tokens, sequences=1))
+    assert scraped(metrics)["batch_token_utilization_ratio"] == pytest.approx(ratio)
+
+
+def test_a_prompt_counts_once_however_often_it_is_computed():
+    metrics = ServerMetrics("m", "1")
+    record = Record(metrics, arrival=0.0, submitted=0.0, prompt_tokens=7)
+    # Two answers; after a preemption the engine tells of the prompt's computation again.
+    generation_steps = [SequenceOutput(request_id="r", index=i, token_ids=[5], scheduled=1.0) for i in (0, 1, 0)]
+    for output in generation_steps:
+        record.begun(output)
+    assert scraped(metrics)["prompt_tokens_total"] == 7
+    assert scraped(metrics)["prefills_total"] == 1

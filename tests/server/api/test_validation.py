@@ -16,7 +16,7 @@ from pagetide_server.api.usage import best
 from pagetide_server.api.validation import Limits, answer_length, sampling_params
 from pagetide_server.engine.messages import SamplingParams, TokenLogprobs
 
-LIMITS = Limits(max_model_len=100, vocab_size=50, max_n=8, default_seed=None)
+LIMITS = Limits(max_model_len=100, vocab_size=50, max_n=8)
 SCHEMA = {"type": "object"}
 
 
@@ -41,6 +41,7 @@ def params(**fields):
         pytest.param({"stop": "a"}, "stop", ("a",), id="one stop string"),
         pytest.param({"stop": ["a", "b"]}, "stop", ("a", "b"), id="two stop strings"),
         pytest.param({"logit_bias": {"7": -100}}, "logit_bias", {7: -100.0}, id="a bias"),
+        pytest.param({}, "seed", None, id="no seed, whatever the server's: equal requests get answers of their own"),
         pytest.param({"seed": 0}, "seed", 0, id="seed zero is a seed"),
         pytest.param({"seed": -3}, "seed", -3, id="a negative seed"),
         pytest.param({"logprobs": 0}, "logprobs", 0, id="no alternatives"),
@@ -53,12 +54,6 @@ def params(**fields):
 )
 def test_fields_become_parameters(fields, name, value):
     assert getattr(params(**fields), name) == value
-
-
-def test_the_servers_seed_is_for_requests_without_one():
-    limits = Limits(100, 50, 8, default_seed=5)
-    assert sampling_params(completion(), limits).seed == 5
-    assert sampling_params(completion(seed=0), limits).seed == 0
 
 
 @pytest.mark.parametrize(

@@ -28,8 +28,12 @@ def plain(**templates: str) -> Tokenizer:
     return Tokenizer(backend, {"bos_token": "<s>", "eos_token": "</s>", "chat_template": templates})
 
 
+_OPTIONS = ("tools", "documents", "add_generation_prompt", "continue_final_message")
+
+
 def rendered(template: str, messages: list[dict[str, Any]], **kwargs: Any) -> str:
-    return render(plain(), messages, template=template, **kwargs)
+    options = {name: kwargs.pop(name) for name in _OPTIONS if name in kwargs}
+    return render(plain(), messages, template=template, **options, variables=kwargs)
 
 
 @pytest.mark.parametrize(
@@ -162,7 +166,12 @@ def test_a_setting_may_hold_a_template_or_name_a_file(tmp_path: Path) -> None:
     file.write_text("from a file, {{ messages[0].content }}", encoding="utf-8")
     for setting, prompt in ((str(file), "from a file, Hi"), ("{{ messages[0].role }}", "user")):
         assert render(plain(), USER, template=configured(setting, plain())) == prompt
-    assert configured(None, plain()) is None
+
+
+def test_templates_are_picked_by_whether_there_are_tools() -> None:
+    own = configured(None, plain(default="usual", tool_use="with tools"))
+    assert [own.pick(has_tools).text for has_tools in (False, True)] == ["usual", "with tools"]
+    assert configured("{{ 1 }}", plain(tool_use="x")).pick(has_tools=True).text == "{{ 1 }}"
 
 
 @pytest.mark.parametrize(

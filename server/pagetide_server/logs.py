@@ -1,4 +1,4 @@
-"""Log lines of the API process: text for people, JSON for collectors."""
+"""Log lines of both processes: text for people, JSON for collectors."""
 
 from __future__ import annotations
 
@@ -29,11 +29,12 @@ class JsonFormatter(logging.Formatter):
         return msgspec.json.encode(line, enc_hook=str).decode()
 
 
-def set_up_logging(level: str, form: str) -> None:
-    """Send the process's log to stderr."""
+def set_up_logging(level: str, form: str, source: str = "%(name)s") -> None:
+    """Send the process's log, and Python's warnings, to stderr. `source` says in text lines where they come from."""
     handler = logging.StreamHandler(sys.stderr)
-    text = logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s")
+    text = logging.Formatter(f"%(asctime)s %(levelname)s {source} %(message)s")
     handler.setFormatter(JsonFormatter() if form == "json" else text)
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    logging.captureWarnings(True)
     for noisy in ("asyncio", "uvicorn.error", "httpx"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
