@@ -12,6 +12,7 @@ import kubernetes.client
 import kubernetes.config
 
 from pagetide_spec.command_line import Parser
+from pagetide_spec.errors import SettingError
 from pagetide_spec.names import OPERATOR_METRICS_PORT
 
 from .client import load_configuration
@@ -35,8 +36,8 @@ def main(argv: Sequence[str]) -> int:
     except OperatorError as error:
         print(f"pagetide operator: {error}", file=sys.stderr)
         return 1
-    except OSError as error:
-        print(f"pagetide operator: --metrics-port: {args.metrics_port}: {error.strerror}", file=sys.stderr)
+    except SettingError as error:
+        print(f"pagetide operator: {error}", file=sys.stderr)
         return 2
     return 0
 

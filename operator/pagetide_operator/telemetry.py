@@ -7,8 +7,10 @@ from collections.abc import Callable
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from pagetide_spec.errors import SettingError
 from pagetide_spec.metrics import PREFIX
 from pagetide_spec.names import PATH_HEALTH, PATH_LIVE, PATH_METRICS, PATH_READY
+from pagetide_spec.web import check_port
 
 _PREFIX = PREFIX + "operator_"
 
@@ -39,8 +41,9 @@ async def serve(telemetry: Telemetry, port: int, is_synced: Callable[[], bool]) 
     """Start to answer on `port`; the caller ends it with `cleanup()`. Ready is who has seen the whole cluster once.
 
     Raises:
-        OSError: the port is taken.
+        SettingError: there is no such port, or it is taken.
     """
+    check_port(port, "--metrics-port")
 
     async def metrics(_: web.Request) -> web.Response:
         return web.Response(body=generate_latest(telemetry.registry), content_type="text/plain")
@@ -62,5 +65,9 @@ async def serve(telemetry: Telemetry, port: int, is_synced: Callable[[], bool]) 
     )
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
-    await web.TCPSite(runner, None, port).start()
+    try:
+        await web.TCPSite(runner, None, port).start()
+    except OSError as error:
+        await runner.cleanup()
+        raise SettingError("--metrics-port", port, error.strerror or str(error)) from None
     return runner

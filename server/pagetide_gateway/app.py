@@ -14,10 +14,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from pagetide_spec.names import HEADER_REQUEST_ID, PATH_HEALTH, PATH_LIVE, PATH_METRICS, PATH_READY
+from pagetide_spec.web import request_id_of
 
 from .asgi import Receive, Scope, Send
 from .errors import ApiError, method_not_allowed, model_not_found, route_not_found
-from .forward import DEFAULT_MAX_BODY, Forwarder, request_id_of
+from .forward import DEFAULT_MAX_BODY, Forwarder
 from .health import HealthPoller
 from .metrics import GatewayMetrics
 from .registry import Registry
@@ -113,7 +114,7 @@ def _is_forwarded(path: str) -> bool:
 
 
 def _id_header(request: Request) -> dict[str, str]:
-    return {HEADER_REQUEST_ID: request_id_of(request.scope["headers"])}
+    return {HEADER_REQUEST_ID: request_id_of(request.headers.get(HEADER_REQUEST_ID))}
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import re
 import time
-import uuid
 
 import aiohttp
 import msgspec
 
 from pagetide_spec.names import HEADER_REQUEST_ID, HEADER_SESSION
+from pagetide_spec.web import request_id_of
 
 from .asgi import (
     ClientGone,
-    RawHeaders,
     Receive,
     Scope,
     Send,
@@ -40,8 +38,6 @@ log = logging.getLogger(__name__)
 
 DEFAULT_MAX_BODY = 32 << 20
 _REPEATS_OF_BEGUN = 1
-# What may stand in a header and a log line; anything else gets an id of ours.
-_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,256}")
 
 
 class _Head(msgspec.Struct):
@@ -84,7 +80,7 @@ class Forwarder:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, whatever happens to it."""
         arrival = time.monotonic()
-        request_id = request_id_of(scope["headers"])
+        request_id = request_id_of(header(scope["headers"], HEADER_REQUEST_ID.encode()))
         service: Service | None = None
         try:
             body = await read_body(scope, receive, self._max_body)
@@ -198,12 +194,6 @@ class _Refused(Exception):
     def __init__(self, error: ApiError) -> None:
         self.error = error
         super().__init__(error.message)
-
-
-def request_id_of(headers: RawHeaders) -> str:
-    """The client's request id, or a new one where it sent none that can be used."""
-    given = header(headers, HEADER_REQUEST_ID.encode())
-    return given if given and _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
 
 
 def model_of(body: bytes) -> str | None:

@@ -18,11 +18,11 @@ import uvloop
 from pagetide_spec.command_line import Parser
 from pagetide_spec.errors import SettingError
 from pagetide_spec.names import GATEWAY_PORT
+from pagetide_spec.web import listen
 
 from .app import Gateway
 from .listen import GatewayServer
 from .registry import Registry
-from .sockets import bind
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
         registry = registry_of(args.service)
         if args.max_body_mib < 1:
             raise SettingError("--max-body-mib", args.max_body_mib, "must be at least 1")
-        listener = bind(args.host, args.port)
+        listener = listen(args.host, args.port)
     except SettingError as error:
         print(f"pagetide gateway: {error}", file=sys.stderr)
         return 2

@@ -15,7 +15,7 @@ from aiohttp import web
 from pagetide_gateway.app import Gateway
 from pagetide_gateway.listen import GatewayServer
 from pagetide_gateway.registry import Registry
-from pagetide_gateway.sockets import bind
+from pagetide_spec.web import listen
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -129,7 +129,7 @@ async def start_gateway() -> AsyncIterator[Callable[..., Awaitable[Front]]]:
             registry = Registry()
             for model in {r.model for r in replicas}:
                 registry.put(model, {r.name: r.url for r in replicas if r.model == model})
-            listener = bind("127.0.0.1", 0)
+            listener = listen("127.0.0.1", 0)
             server = GatewayServer(Gateway(registry, **options), drain_s=5)
             task = asyncio.create_task(server.serve(sockets=[listener]))
             stack.push_async_callback(_end, server, task)

@@ -110,6 +110,22 @@ def test_a_wrong_service_flag_is_named(text, capsys):
     assert text in error
 
 
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        pytest.param("--port", "99999", id="no such port"),
+        pytest.param("--host", "a" * 70 + ".example", id="a label of a name that is too long"),
+        pytest.param("--host", "256.1.1.1", id="no such address"),
+    ],
+)
+def test_where_it_cannot_listen_is_named(flag, value, capsys):
+    assert main([flag, value]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert f"{flag}: " in error
+    assert value in error
+
+
 def test_the_documented_metrics_are_those_there_are():
     text = (Path(__file__).parents[2] / "docs" / "gateway.md").read_text()
     documented = re.findall(r"`(pagetide_gateway_\w+)(?:\{(\w+)\})?`", text)

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import uvloop
 
-from pagetide_gateway.sockets import bind
 from pagetide_spec.command_line import Parser
 from pagetide_spec.errors import PagetideError, SettingError
 from pagetide_spec.names import GATEWAY_PORT
 from pagetide_spec.resource import load_documents, parse
+from pagetide_spec.web import check_port, listen
 
 from .query import fetch_status
 from .service import LocalService, localize, replica_command
@@ -33,13 +33,13 @@ def main(argv: Sequence[str], command: ReplicaCommand = replica_command) -> int:
     logging.basicConfig(level=args.log_level.upper(), handlers=[log_handler()])
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     try:
-        _check_port(args.port)
         if args.status:
+            check_port(args.port)
             print_table(fetch_status(args.host, args.port)["services"])
             return 0
         services = load(args.files, args.volumes, args.max_replicas)
         _check_folder("--logs", args.logs)
-        listener = bind(args.host, args.port)
+        listener = listen(args.host, args.port)
     except PagetideError as error:
         print(f"pagetide up: {error}", file=sys.stderr)
         return 2
@@ -107,11 +107,6 @@ def _check_folder(field: str, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise SettingError(field, str(folder), error.strerror or str(error)) from None
-
-
-def _check_port(port: int) -> None:
-    if not 0 <= port <= 65535:
-        raise SettingError("--port", port, "must be from 0 to 65535")
 
 
 def _parser() -> Parser:

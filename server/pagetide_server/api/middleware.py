@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
-import re
 import time
-import uuid
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +14,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pagetide_spec.names import HEADER_REQUEST_ID
+from pagetide_spec.web import request_id_of
 
 from .context import Context
 from .errors import ApiError, translate
@@ -23,14 +22,7 @@ from .health import OPEN_PATHS
 
 access = logging.getLogger("pagetide.access")
 
-_PLAIN_ID = re.compile(r"[!-~]{1,128}")
 UNMATCHED = "unmatched"
-
-
-def request_id_of(headers: Headers) -> str:
-    """The client's request id if it is printable ASCII of sensible length, else a fresh one."""
-    given = headers.get(HEADER_REQUEST_ID, "")
-    return given if _PLAIN_ID.fullmatch(given) else uuid.uuid4().hex
 
 
 def key_matches(authorization: str, keys: Sequence[bytes]) -> bool:
@@ -88,7 +80,7 @@ class Edge:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        call = _Call(scope, send, request_id_of(Headers(scope=scope)))
+        call = _Call(scope, send, request_id_of(Headers(scope=scope).get(HEADER_REQUEST_ID)))
         try:
             await self._answer(scope, receive, call)
         except Exception as error:  # noqa: BLE001 - the last place where it can become an answer

@@ -1,0 +1,53 @@
+"""What every HTTP server of ours does alike: its listening socket, and the id of a request."""
+
+from __future__ import annotations
+
+import re
+import socket
+import uuid
+
+from .errors import SettingError
+
+BACKLOG = 2048
+# What may stand in a header and a log line.
+_REQUEST_ID = re.compile(r"[!-~]{1,128}")
+
+
+def check_port(port: int, field: str = "--port") -> None:
+    """Refuse what is no port; 0 stands for a free one.
+
+    Raises:
+        SettingError: named `field`. The system itself would take the number modulo 65536.
+    """
+    if not 0 <= port <= 65535:
+        raise SettingError(field, port, "must be from 0 to 65535")
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening TCP socket on host and port (0: a free one), to be opened before anything slow begins.
+
+    Raises:
+        SettingError: there is no such port or address, or the port is taken; names host:port.
+    """
+    check_port(port)
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    try:
+        family, kind, protocol, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except (OSError, UnicodeError) as error:
+        raise SettingError("--host", host, f"cannot listen on {address}: {error}") from None
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(target)
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        problem = f"cannot listen on {address}: {error.strerror}; choose another with --port"
+        raise SettingError("--port", port, problem) from None
+    listener.setblocking(False)
+    return listener
+
+
+def request_id_of(given: str | None) -> str:
+    """The id that a client gave its request, if it is printable ASCII of sensible length, else a fresh one."""
+    return given if given and _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
