@@ -46,6 +46,7 @@ def load(config: EngineConfig, progress: Progress = silent) -> LoadedModel:
     """
     folder = resolve(config, progress)
     hf_config = read_config(folder, config)
+    _check_quantization(hf_config, config)
     max_model_len = window(hf_config, config)
     for path in weight_files(folder, config):
         tensor_headers(path, config)
@@ -90,6 +91,14 @@ def read_config(folder: Path, config: EngineConfig) -> Any:
     except (ValueError, KeyError, TypeError, OSError, AttributeError) as error:
         line = " ".join(str(error).split())[:200]
         raise SettingError("model", config.model, f"transformers cannot read its config.json: {line}") from error
+
+
+def _check_quantization(hf_config: Any, config: EngineConfig) -> None:
+    stated = getattr(hf_config, "quantization_config", None)
+    if stated is not None and config.quantization == "none":
+        method = stated.get("quant_method") if isinstance(stated, dict) else getattr(stated, "quant_method", None)
+        problem = f"the model's weights are quantized ({method or 'config.json says so'}); set it to auto"
+        raise SettingError("quantization", config.quantization, problem)
 
 
 def window(hf_config: Any, config: EngineConfig) -> int:

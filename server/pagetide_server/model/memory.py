@@ -45,8 +45,8 @@ def batch_limits(config: EngineConfig, device: torch.device, window: int) -> Bat
 
 
 def usable_window(config: EngineConfig, window: int, blocks: int) -> int:
-    """The longest prompt plus answer that `blocks` hold; what was asked for fits (`check_room`)."""
-    return window if config.max_model_len is not None else min(window, blocks * config.block_size)
+    """The longest prompt plus answer that `blocks` hold. (A window that was asked for fits: see `check_room`.)"""
+    return min(window, blocks * config.block_size)
 
 
 def bytes_per_token(layers: list[Layer], dtype: torch.dtype) -> int:

@@ -192,3 +192,13 @@ def test_finding_a_model_imports_no_torch(tiny_model: Callable[[str], Path]) -> 
         f"resolve(EngineConfig(model={str(tiny_model('llama'))!r})); sys.exit('torch' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": ":".join(sys.path)})
+
+
+def test_quantized_weights_are_refused_if_none_are_wanted(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_model("llama"), folder)
+    stated = json.loads((folder / "config.json").read_text())
+    stated["quantization_config"] = {"quant_method": "gptq", "bits": 4}
+    (folder / "config.json").write_text(json.dumps(stated))
+    with pytest.raises(SettingError, match=r"quantization: 'none': the model's weights are quantized \(gptq\)"):
+        load(EngineConfig(model=str(folder), quantization="none"))
