@@ -19,6 +19,8 @@ Probability = Annotated[float, Meta(ge=0, le=1)]
 LogprobCount = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
 Text = Annotated[str, Meta(max_length=4096)]
+# Fit for a header.
+RequestId = Annotated[str, Meta(pattern="^[!-~]{1,128}$")]
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -37,10 +39,13 @@ class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
     choice: list[str] | None = None
     grammar: str | None = None
     json_object: bool | None = None
-    disable_any_whitespace: bool | None = None
-    disable_additional_properties: bool | None = None
-    disable_fallback: bool | None = None
+    # How white space between the parts of JSON may look: a regular expression, or none at all.
     whitespace_pattern: str | None = None
+    disable_any_whitespace: bool | None = None
+    # Refused when true.
+    disable_additional_properties: bool | None = None
+    # Accepted for clients' sake; it changes nothing here.
+    disable_fallback: bool | None = None
 
 
 class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -64,10 +69,10 @@ class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     ignore_eos: bool | None = None
     min_tokens: Natural | None = None
     logit_bias: dict[str, Bias] | None = None
+    allowed_token_ids: list[int] | None = None
     prompt_logprobs: LogprobCount | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
-    spaces_between_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
     truncate_prompt_tokens: Count | None = None
     return_token_ids: bool | None = None
@@ -79,7 +84,7 @@ class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     guided_grammar: str | None = None
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
     cache_salt: Text | None = None
-    request_id: Text | None = None
+    request_id: RequestId | None = None
     # Accepted for clients' sake; they change nothing here.
     user: str | None = None
     metadata: dict[str, Any] | None = None
@@ -89,6 +94,7 @@ class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
     guided_decoding_backend: str | None = None
+    spaces_between_special_tokens: bool | None = None
 
 
 class CompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):

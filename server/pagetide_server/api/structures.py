@@ -9,7 +9,7 @@ import msgspec
 from ..engine.messages import Structure
 from .decoding import shorten
 from .errors import ApiError, invalid
-from .protocol import SamplingFields
+from .protocol import SamplingFields, StructuredOutputs
 
 MAX_CHOICES = 4096
 
@@ -38,17 +38,29 @@ def _asked(request: SamplingFields) -> list[tuple[str, Structure | None]]:
         ("guided_grammar", _text("grammar", "guided_grammar", request.guided_grammar)),
     ]
     if outputs is not None:
+        whitespace, any_object = _whitespace(outputs), {"type": "object"} if outputs.json_object else None
         inner = [
-            ("structured_outputs.json", _json("structured_outputs.json", outputs.json)),
+            ("structured_outputs.json", _json("structured_outputs.json", outputs.json, whitespace)),
+            ("structured_outputs.json_object", _json("structured_outputs.json_object", any_object, whitespace)),
             ("structured_outputs.regex", _text("regex", "structured_outputs.regex", outputs.regex)),
             ("structured_outputs.choice", _choice("structured_outputs.choice", outputs.choice)),
             ("structured_outputs.grammar", _text("grammar", "structured_outputs.grammar", outputs.grammar)),
-            ("structured_outputs.json_object", Structure(kind="json_object") if outputs.json_object else None),
         ]
         if all(value is None for _, value in inner):
             raise invalid("structured_outputs: name one of json, regex, choice, grammar", "structured_outputs")
         found += inner
     return found
+
+
+def _whitespace(outputs: StructuredOutputs) -> str | None:
+    """The pattern of white space in JSON that is asked for; None: any layout."""
+    if outputs.disable_additional_properties:
+        problem = "is not supported; write additionalProperties: false into the schema"
+        raise _wrong("structured_outputs.disable_additional_properties", True, problem)
+    pattern = "" if outputs.disable_any_whitespace else outputs.whitespace_pattern
+    if pattern is not None and outputs.json is None and not outputs.json_object:
+        raise _wrong("structured_outputs.whitespace_pattern", pattern, "needs json or json_object")
+    return pattern
 
 
 def _from_format(given: dict[str, Any] | None) -> Structure | None:
@@ -66,7 +78,7 @@ def _from_format(given: dict[str, Any] | None) -> Structure | None:
     return _json("response_format.json_schema.schema", schema)
 
 
-def _json(name: str, schema: Any) -> Structure | None:
+def _json(name: str, schema: Any, whitespace: str | None = None) -> Structure | None:
     if schema is None:
         return None
     if isinstance(schema, str):
@@ -76,6 +88,9 @@ def _json(name: str, schema: Any) -> Structure | None:
             raise _wrong(name, schema, f"is not valid JSON: {error}") from None
     if not isinstance(schema, dict | bool):
         raise _wrong(name, schema, "must be a JSON schema, which is an object")
+    if whitespace is not None:
+        # The compiler's own extension of JSON schema.
+        schema = {"x-guidance": {"whitespace_pattern": whitespace}, "allOf": [schema]}
     try:
         return Structure(kind="json", value=msgspec.json.encode(schema).decode())
     except RecursionError:

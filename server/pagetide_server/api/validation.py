@@ -50,7 +50,8 @@ def sampling_params(request: CompletionRequest | ChatRequest, limits: Limits) ->
         n=n,
         best_of=request.best_of,
         stop=_texts("stop", [stop] if isinstance(stop := request.stop, str) else stop or [], MAX_STOP_LENGTH),
-        stop_token_ids=_stop_token_ids(request, limits),
+        stop_token_ids=_token_ids("stop_token_ids", request.stop_token_ids, limits),
+        allowed_token_ids=_allowed(request, limits),
         logit_bias=_logit_bias(request, limits),
         bad_words=_texts("bad_words", request.bad_words or [], MAX_BAD_WORD_LENGTH),
         logprobs=logprobs,
@@ -186,10 +187,15 @@ def _texts(name: str, texts: list[str], longest: int) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def _stop_token_ids(request: SamplingFields, limits: Limits) -> tuple[int, ...]:
-    ids = request.stop_token_ids or []
-    check_token_ids("stop_token_ids", ids, limits)
-    return tuple(ids)
+def _token_ids(name: str, ids: list[int] | None, limits: Limits) -> tuple[int, ...]:
+    check_token_ids(name, ids or [], limits)
+    return tuple(ids or ())
+
+
+def _allowed(request: SamplingFields, limits: Limits) -> tuple[int, ...]:
+    if request.allowed_token_ids == []:
+        raise _wrong("allowed_token_ids", [], "must name at least one token")
+    return _token_ids("allowed_token_ids", request.allowed_token_ids, limits)
 
 
 def _logit_bias(request: SamplingFields, limits: Limits) -> dict[int, float]:

@@ -57,15 +57,13 @@ def one_line(message: str) -> str:
 
 
 def _json_schema(value: str) -> str:
-    return str(llguidance.LLMatcher.grammar_from_json_schema(value, overrides=_JSON_OPTIONS))
+    return str(llguidance.LLMatcher.grammar_from_json_schema(value, defaults=_JSON_DEFAULTS, overrides=_JSON_OPTIONS))
 
 
-_JSON_OPTIONS: Any = {
-    # oneOf is followed as anyOf: a token mask cannot count how many branches a finished document has.
-    "coerce_one_of": True,
-    # Any layout, but no endless white space, in which a small model loses itself.
-    "whitespace_pattern": r"[ \t\n\r]{0,64}",
-}
+# oneOf is followed as anyOf: a token mask cannot count how many branches a finished document has.
+_JSON_OPTIONS: Any = {"coerce_one_of": True}
+# Any layout, but no endless white space, in which a small model loses itself.
+_JSON_DEFAULTS: Any = {"whitespace_pattern": r"[ \t\n\r]{0,64}"}
 
 
 def _regex(value: str) -> str:

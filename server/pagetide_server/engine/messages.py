@@ -47,6 +47,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     logit_bias: dict[int, float] = {}
+    # The only tokens that may come, the end of the answer included; empty: all.
+    allowed_token_ids: tuple[int, ...] = ()
     structure: Structure | None = None
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True

@@ -18,6 +18,7 @@ def changes_logits(params: SamplingParams) -> bool:
         or params.frequency_penalty
         or params.presence_penalty
         or params.logit_bias
+        or params.allowed_token_ids
         or params.bad_words_token_ids
         or params.min_tokens
     )
@@ -26,8 +27,8 @@ def changes_logits(params: SamplingParams) -> bool:
 def adjust(logits: torch.Tensor, rows: list[tuple[int, Sequence]], eos_token_ids: frozenset[int]) -> None:
     """Apply what requests ask for to their rows.
 
-    In this order: repetition, frequency and presence penalty (of the model's own logits), logit_bias, bad words,
-    min_tokens. Repetition counts prompt and answer, the other two the answer only.
+    In this order: repetition, frequency and presence penalty (of the model's own logits), logit_bias, bad words and
+    min_tokens, allowed_token_ids. Repetition counts prompt and answer, the other two the answer only.
 
     Args:
         logits: [rows, vocabulary] float32, contiguous; changed.
@@ -52,6 +53,16 @@ def adjust(logits: torch.Tensor, rows: list[tuple[int, Sequence]], eos_token_ids
     frequency.add_each(-1)
     bias.add_each(1)
     banned.add_each(1)
+    for row, sequence in rows:
+        if sequence.params.allowed_token_ids:
+            _keep_only(logits[row], sequence.params.allowed_token_ids)
+
+
+def _keep_only(logits: torch.Tensor, token_ids: tuple[int, ...]) -> None:
+    kept = torch.tensor(token_ids, device=logits.device)
+    values = logits[kept]
+    logits.fill_(float("-inf"))
+    logits[kept] = values
 
 
 class _Entries:

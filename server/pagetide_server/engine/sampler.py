@@ -122,7 +122,7 @@ def _reason(top: float) -> str:
         return "the model computed NaN instead of logits for this request"
     if top > 0:
         return "the model computed an infinite logit for this request"
-    return "no token may follow: logit_bias, bad_words and the answer's structure together rule out every one"
+    return "no token may follow: what the request rules out (logit_bias, bad_words, ...) and its structure leave none"
 
 
 class _RawRows:

@@ -38,6 +38,8 @@ VALUES = [
     ("min_tokens", [-1, 5, "x"]),
     ("seed", [1.5, "x", INT64]),
     ("stop", [5, [1, 2], {"a": 1}, "", [""], ["x"] * 65, "x" * 5000]),
+    ("allowed_token_ids", [[], [-1], [390], ["x"], 5]),
+    ("request_id", ["", "a b", "x" * 200, "a\r\nb", 5]),
     ("stop_token_ids", [[-1], [390], [10**9], [2**70], ["x"], 5]),
     ("logit_bias", [{"5": 101}, {"5": -101}, {"390": 1}, {"-1": 1}, {"x": 1}, {"5": "x"}, {"²": 1}, [5]]),
     ("logit_bias", [{"9" * 30: 1}]),
@@ -55,7 +57,8 @@ VALUES = [
     ("guided_json", ["{", 5]),
     ("guided_choice", [[], [""], "x"]),
     ("guided_regex", ["", 5]),
-    ("structured_outputs", [{}, {"xml": "a"}, 5]),
+    ("structured_outputs", [{}, {"xml": "a"}, 5, {"json": {}, "disable_additional_properties": True}]),
+    ("structured_outputs", [{"regex": "a", "whitespace_pattern": " "}, {"json": {}, "json_object": True}]),
     ("no_such_field", [1]),
     ("truncate_prompt_tokens", [0, -1]),
 ]  # fmt: skip

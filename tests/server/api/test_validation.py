@@ -43,6 +43,7 @@ def params(**fields):
         pytest.param({"logit_bias": {"7": -100}}, "logit_bias", {7: -100.0}, id="a bias"),
         pytest.param({}, "seed", None, id="no seed, whatever the server's: equal requests get answers of their own"),
         pytest.param({"seed": 0}, "seed", 0, id="seed zero is a seed"),
+        pytest.param({"allowed_token_ids": [3, 4]}, "allowed_token_ids", (3, 4), id="the only tokens"),
         pytest.param({"seed": -3}, "seed", -3, id="a negative seed"),
         pytest.param({"logprobs": 0}, "logprobs", 0, id="no alternatives"),
         pytest.param({"best_of": 3}, "logprobs", 0, id="choosing needs log probabilities"),
@@ -71,7 +72,17 @@ def test_fields_become_parameters(fields, name, value):
         pytest.param({"guided_choice": ["a", "b"]}, "choice", '["a","b"]', id="guided by a choice"),
         pytest.param({"guided_grammar": "start: x"}, "grammar", "start: x", id="guided by a grammar"),
         pytest.param({"structured_outputs": {"choice": ["a"]}}, "choice", '["a"]', id="the newer form"),
-        pytest.param({"structured_outputs": {"json_object": True}}, "json_object", "", id="the newer form, an object"),
+        pytest.param(
+            {"structured_outputs": {"json_object": True}}, "json", '{"type":"object"}', id="the newer form, an object"
+        ),
+        pytest.param(
+            {"structured_outputs": {"json": SCHEMA, "whitespace_pattern": " ?"}}, "json",
+            '{"x-guidance":{"whitespace_pattern":" ?"},"allOf":[{"type":"object"}]}', id="JSON, white space as told",
+        ),
+        pytest.param(
+            {"structured_outputs": {"json_object": True, "disable_any_whitespace": True}}, "json",
+            '{"x-guidance":{"whitespace_pattern":""},"allOf":[{"type":"object"}]}', id="JSON without white space",
+        ),
     ],
 )  # fmt: skip
 def test_forms_become_a_structure(fields, kind, value):

@@ -71,6 +71,10 @@ def test_penalties_follow_their_formulas(
         pytest.param({"min_tokens": 2}, [7, 7], set(), id="from then on any"),
         pytest.param({"min_tokens": 2, "stop_token_ids": (9,)}, [], {1, 2, 9}, id="nor a stop token"),
         pytest.param({"min_tokens": 2, "ignore_eos": True}, [], set(), id="an ignored end token ends nothing"),
+        pytest.param({"allowed_token_ids": (4, 5)}, [], set(range(10)) - {4, 5}, id="only what is allowed"),
+        pytest.param(
+            {"allowed_token_ids": (4, 5), "bad_words_token_ids": ((4,),)}, [], set(range(10)) - {5}, id="less bad words"
+        ),
     ],
 )
 def test_bans(make: MakeSequence, params: dict[str, Any], answer: list[int], banned: set[int]) -> None:
@@ -96,6 +100,7 @@ def test_rows_without_wishes_are_left_alone(make: MakeSequence) -> None:
             {"temperature": 0.3, "top_p": 0.5, "top_k": 3, "min_p": 0.1, "logprobs": 2}, False, id="cuts only"
         ),
         pytest.param({"logit_bias": {1: 0.5}}, True, id="bias"),
+        pytest.param({"allowed_token_ids": (1,)}, True, id="allowed tokens"),
         pytest.param({"repetition_penalty": 0.9}, True, id="reward for repetition"),
         pytest.param({"presence_penalty": -0.1}, True, id="reward for presence"),
     ],

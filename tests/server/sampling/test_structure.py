@@ -95,6 +95,11 @@ WORD = "𓀀𓃰 ꙮ𝔘é"
                      lambda t: re.fullmatch("x[yz]{1,3}", t), id="EBNF grammar"),
         pytest.param(Structure(kind="json", value='{"oneOf": [{"type": "integer"}, {"enum": ["é"]}]}'),
                      lambda t: type(json.loads(t)) is int or json.loads(t) == "é", id="oneOf"),
+        pytest.param(
+            Structure(kind="json", value='{"x-guidance": {"whitespace_pattern": ""}, "allOf": [%s]}' % SCHEMA),
+            lambda t: json.dumps(json.loads(t), separators=(",", ":"), ensure_ascii=False) == t or "\\" in t,
+            id="JSON without white space",
+        ),
     ],
 )  # fmt: skip
 def test_answers_have_the_structure(
