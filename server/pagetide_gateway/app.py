@@ -16,8 +16,8 @@ from starlette.routing import BaseRoute, Route
 from pagetide_spec.names import HEADER_REQUEST_ID, PATH_HEALTH, PATH_LIVE, PATH_METRICS, PATH_READY
 from pagetide_spec.web import request_id_of
 
-from .asgi import Receive, Scope, Send
-from .errors import ApiError, method_not_allowed, model_not_found, route_not_found
+from .asgi import Receive, Scope, Send, header, send_error
+from .errors import ApiError, draining, method_not_allowed, model_not_found, route_not_found
 from .forward import DEFAULT_MAX_BODY, Forwarder
 from .health import HealthPoller
 from .metrics import GatewayMetrics
@@ -25,6 +25,8 @@ from .registry import Registry
 from .routing import RoundRobin, Router
 from .upstream import make_session
 
+# Answered to the end: they say how this process does.
+_OPEN_PATHS = frozenset((PATH_LIVE, PATH_READY, PATH_HEALTH, PATH_METRICS))
 _TOKEN_PATHS = frozenset(("/tokenize", "/detokenize"))
 
 
@@ -57,10 +59,18 @@ class Gateway:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Forward what replicas answer; leave the rest to Starlette."""
-        if scope["type"] == "http" and scope["method"] == "POST" and self._forward and _is_forwarded(scope["path"]):
+        if scope["type"] == "http" and self.is_draining and scope["path"] not in _OPEN_PATHS:
+            await send_error(send, draining(), _id_headers(scope))
+        elif scope["type"] == "http" and scope["method"] == "POST" and self._forward and _is_forwarded(scope["path"]):
             await self._forward(scope, receive, send)
         else:
             await self._rest(scope, receive, send)
+
+    def cut(self) -> None:
+        """End the requests that are still at replicas; their clients are told."""
+        for _, replica in self.registry.replicas():
+            replica.draining = True  # none is to take over
+            replica.lose("the gateway is shutting down")
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
@@ -115,6 +125,11 @@ def _is_forwarded(path: str) -> bool:
 
 def _id_header(request: Request) -> dict[str, str]:
     return {HEADER_REQUEST_ID: request_id_of(request.headers.get(HEADER_REQUEST_ID))}
+
+
+def _id_headers(scope: Scope) -> list[tuple[bytes, bytes]]:
+    name = HEADER_REQUEST_ID.encode()
+    return [(name, request_id_of(header(scope["headers"], name)).encode())]
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

@@ -64,6 +64,11 @@ def no_ready_replica(model: str, states: Iterable[str]) -> ApiError:
     return ApiError(503, f"No replica of `{model}` is ready: {why}", code="no_ready_replica", retry=True)
 
 
+def draining() -> ApiError:
+    """503: this gateway is about to end."""
+    return ApiError(503, "The gateway is shutting down", code="draining", retry=True)
+
+
 def upstream_failed(replica: str, why: str) -> ApiError:
     """502: the replica broke off before the first byte and no other could take over."""
     return ApiError(502, f"Replica {replica} failed before it answered: {why}", code="upstream_failed", retry=True)

@@ -170,7 +170,8 @@ class Forwarder:
         target = exchange.ask.path
         response = await post(self._session, replica, target, exchange.headers, exchange.ask.body)
         try:
-            body = await read_small(response)
+            with replica.exchange(response.close):
+                body = await read_small(response)
             if response.status == 503:
                 raise _Refused(no_ready_replica(exchange.service.model, [f"{replica.name} answers 503"]))
             self._metrics.first_byte(exchange.service.model, time.monotonic() - exchange.arrival)
@@ -179,7 +180,8 @@ class Forwarder:
             if body is not None:
                 await send_whole(exchange.send, response.status, headers, body)
             else:
-                await relay(response, replica, headers, exchange.send)
+                with replica.exchange(response.close):
+                    await relay(response, replica, headers, exchange.send)
         except StreamBroken:
             self._metrics.broken(exchange.service.model)
             raise

@@ -13,7 +13,7 @@ import msgspec
 from pagetide_spec.names import PATH_READY
 
 from .registry import Health, Registry, Replica, Service
-from .upstream import describe
+from .upstream import describe, is_refusal
 
 log = logging.getLogger(__name__)
 
@@ -22,13 +22,15 @@ UNREADY_INTERVAL_S = 0.25
 TIMEOUT_S = 2.0
 # A busy machine may answer late once or twice; a refused connection or a 503 counts at once.
 MISSES_ALLOWED = 2
+# One that is silent for so long will not answer the requests that it has, either.
+MISSES_LOST = 5
 
 
 @dataclasses.dataclass(frozen=True)
 class Poll:
     """What came of one poll."""
 
-    result: Literal["ready", "unready", "unreachable", "timeout"]
+    result: Literal["ready", "unready", "refused", "unreachable", "timeout"]
     detail: str = ""
 
 
@@ -42,6 +44,15 @@ def judge(health: Health, poll: Poll) -> Health:
             return dataclasses.replace(health, misses=misses)
         return Health(reason=f"no answer from {PATH_READY} within {TIMEOUT_S:g} s", misses=misses)
     return Health(reason=poll.detail, is_told=poll.result == "unready")
+
+
+def is_lost(health: Health, poll: Poll) -> bool:
+    """Whether to give up on the requests that a replica has, at its health after this poll.
+
+    Not where it refuses the connection or says something: then its machine is there, which ends by itself the
+    connections of a process that is not.
+    """
+    return poll.result == "unreachable" or (poll.result == "timeout" and health.misses >= MISSES_LOST)
 
 
 class HealthPoller:
@@ -65,11 +76,20 @@ class HealthPoller:
 
     async def _keep(self, service: Service, replica: Replica) -> None:
         while True:
-            health = judge(replica.health, await self.poll(service, replica))
-            if health.ready != replica.health.ready:
-                log.info("%s: %s %s", service.model, replica.name, "ready" if health.ready else health.reason)
-            replica.health = health
-            await asyncio.sleep(READY_INTERVAL_S if health.ready else UNREADY_INTERVAL_S)
+            try:
+                self._note(service, replica, await self.poll(service, replica))
+            except Exception:  # one bad answer must not end the polls of all others
+                log.exception("%s: unexpected error in the poll of %s", service.model, replica.name)
+            await asyncio.sleep(READY_INTERVAL_S if replica.health.ready else UNREADY_INTERVAL_S)
+
+    def _note(self, service: Service, replica: Replica, poll: Poll) -> None:
+        """Judge by the health as it is now: a request may have found out more while the poll was under way."""
+        health = judge(replica.health, poll)
+        if health.ready != replica.health.ready:
+            log.info("%s: %s %s", service.model, replica.name, "ready" if health.ready else health.reason)
+        replica.health = health
+        if is_lost(health, poll):
+            replica.lose(health.reason)
 
     async def poll(self, service: Service, replica: Replica) -> Poll:
         """Ask once; of a replica that has just turned ready, also which model it serves."""
@@ -84,7 +104,7 @@ class HealthPoller:
         except TimeoutError:
             return Poll("timeout")
         except (aiohttp.ClientError, OSError) as error:
-            return Poll("unreachable", describe(error))
+            return Poll("refused" if is_refusal(error) else "unreachable", describe(error))
 
     async def _learn(self, service: Service, replica: Replica) -> Poll:
         async with self._session.get(replica.url + "/v1/models", timeout=self._timeout) as response:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Iterator
 
@@ -9,12 +10,16 @@ import uvicorn
 
 from .app import Gateway
 
+# How long a request that is cut may take to say so.
+LAST_WORDS_S = 1
+
 
 class GatewayServer(uvicorn.Server):
     """uvicorn without its signal handlers: whoever runs it decides when it ends, with `stop`."""
 
     def __init__(self, gateway: Gateway, *, drain_s: float) -> None:
-        self._gateway = gateway
+        self._gateway, self._drain_s = gateway, drain_s
+        self._deadline = 0.0
         super().__init__(
             uvicorn.Config(
                 gateway,
@@ -24,15 +29,27 @@ class GatewayServer(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,
-                timeout_graceful_shutdown=max(1, round(drain_s)),
+                timeout_graceful_shutdown=LAST_WORDS_S,
             )
         )
 
     def stop(self, *, now: bool = False) -> None:
-        """Take no new connection and end when the requests under way are answered (`now`: at once)."""
+        """Take no new request, and end when those under way are answered or `drain_s` is over (`now`: at once).
+
+        The port stays open until then: who asks is told to ask elsewhere, and that this process is well.
+        """
+        if not self._gateway.is_draining:
+            self._deadline = asyncio.get_running_loop().time() + self._drain_s
         self._gateway.is_draining = True
-        self.should_exit = True
-        self.force_exit = self.force_exit or now
+        self.should_exit = self.force_exit = self.force_exit or now
+
+    async def on_tick(self, counter: int) -> bool:
+        """uvicorn's question, ten times a second, whether to end."""
+        if self._gateway.is_draining:
+            if is_over := asyncio.get_running_loop().time() >= self._deadline:
+                self._gateway.cut()
+            self.should_exit = self.should_exit or is_over or not self.server_state.tasks
+        return await super().on_tick(counter)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -48,10 +48,13 @@ def main(argv: Sequence[str]) -> int:
 
 async def _serve(server: GatewayServer, listener: socket.socket) -> None:
     loop = asyncio.get_running_loop()
+    signals = 0
 
     def on_signal() -> None:
+        nonlocal signals
+        signals += 1
         # The second signal does not wait for anybody.
-        server.stop(now=server.should_exit)
+        server.stop(now=signals > 1)
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal)

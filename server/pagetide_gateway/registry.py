@@ -1,14 +1,15 @@
 """Which services exist, which replicas each has, and what is known about them.
 
-Whoever knows the truth (the cluster, the local runner, the command line) sets the replicas level by level with `put`;
-the health poller alone sets `health`.
+Whoever knows the truth (the cluster, the local runner, the command line) sets the replicas level by level with `put`.
+The health poller sets `health`, and so does a request that finds nobody listening.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 
@@ -35,6 +36,23 @@ class Replica:
     health: Health = Health()
     draining: bool = False
     in_flight: int = 0
+    why_lost: str = ""
+    _ends: set[Callable[[], object]] = dataclasses.field(default_factory=set)
+
+    @contextlib.contextmanager
+    def exchange(self, end: Callable[[], object]) -> Iterator[None]:
+        """Within this context, `lose` calls `end`."""
+        self._ends.add(end)
+        try:
+            yield
+        finally:
+            self._ends.discard(end)
+
+    def lose(self, why: str) -> None:
+        """Give up on all that is under way with this replica, so that its clients need not wait any longer."""
+        self.why_lost = why
+        for end in list(self._ends):
+            end()
 
     @property
     def is_available(self) -> bool:

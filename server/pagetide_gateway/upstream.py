@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import io
+import socket
+import sys
 from collections.abc import Iterable
+from typing import Any
 
 import aiohttp
 from yarl import URL
@@ -40,10 +44,22 @@ class AttemptFailed(Exception):
         super().__init__(why)
 
 
+def _make_socket(address: tuple[Any, ...]) -> socket.socket:
+    """A socket that notices within half a minute that the other machine is gone, whether we wait for it or send."""
+    family, kind, protocol, *_ = address
+    out = socket.socket(family, kind, protocol)
+    out.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if sys.platform == "linux":
+        for option, value in ((socket.TCP_KEEPIDLE, 15), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3)):
+            out.setsockopt(socket.IPPROTO_TCP, option, value)
+        out.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 30_000)
+    return out
+
+
 def make_session() -> aiohttp.ClientSession:
     """A client session for talking to replicas: no limit on connections, no total timeout, bodies as they come."""
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S),
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S, socket_factory=_make_socket),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,
@@ -82,11 +98,21 @@ async def post(
     """
     data = io.BytesIO(body) if len(body) > _LARGE_BODY else body
     try:
-        return await session.post(_url(replica.url, target), data=data, headers=headers, allow_redirects=False)
+        async with asyncio.timeout(None) as limit:
+            with replica.exchange(lambda: limit.reschedule(0)):
+                return await session.post(_url(replica.url, target), data=data, headers=headers, allow_redirects=False)
     except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
         raise AttemptFailed(describe(error), may_have_begun=False) from error
+    except TimeoutError as error:
+        raise AttemptFailed(replica.why_lost, may_have_begun=True) from error
     except (aiohttp.ClientError, OSError) as error:
         raise AttemptFailed(describe(error), may_have_begun=True) from error
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether the machine is there and has no such connection."""
+    cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+    return isinstance(cause, ConnectionError | aiohttp.ServerDisconnectedError)
 
 
 def describe(error: BaseException) -> str:

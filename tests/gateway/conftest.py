@@ -32,6 +32,8 @@ class FakeReplica:
         self.name, self.model = name, model
         self.answer: Answer = answer_json
         self.ready = 200
+        self.may_speak = asyncio.Event()
+        self.may_speak.set()
         self.models: list[str] = [model]
         self.requests: list[web.Request] = []
         self.bodies: list[bytes] = []
@@ -53,6 +55,7 @@ class FakeReplica:
         await self._runner.cleanup()
 
     async def _readyz(self, request: web.Request) -> web.StreamResponse:
+        await self.may_speak.wait()
         return web.json_response({"status": "loading"}, status=self.ready)
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
@@ -77,6 +80,7 @@ class Front:
     registry: Registry
     server: GatewayServer
     client: aiohttp.ClientSession
+    serving: asyncio.Task[None]
 
     def post(self, body: Any, path: str = "/v1/completions", **options: Any) -> Any:
         return self.client.post(self.url + path, json=body, **options)
@@ -125,12 +129,12 @@ async def start_gateway() -> AsyncIterator[Callable[..., Awaitable[Front]]]:
     """`await start_gateway(*replicas)` -> a gateway in front of them; waits until it sees those ready that are."""
     async with contextlib.AsyncExitStack() as stack:
 
-        async def start(*replicas: FakeReplica, **options: Any) -> Front:
+        async def start(*replicas: FakeReplica, drain_s: float = 5, **options: Any) -> Front:
             registry = Registry()
             for model in {r.model for r in replicas}:
                 registry.put(model, {r.name: r.url for r in replicas if r.model == model})
             listener = listen("127.0.0.1", 0)
-            server = GatewayServer(Gateway(registry, **options), drain_s=5)
+            server = GatewayServer(Gateway(registry, **options), drain_s=drain_s)
             task = asyncio.create_task(server.serve(sockets=[listener]))
             stack.push_async_callback(_end, server, task)
             port = listener.getsockname()[1]
@@ -138,7 +142,7 @@ async def start_gateway() -> AsyncIterator[Callable[..., Awaitable[Front]]]:
             healthy = sum(r.ready == 200 and r.model in r.models for r in replicas)
             await wait_until(lambda: sum(r.health.ready for _, r in registry.replicas()) == healthy)
             await wait_until(lambda: server.started)
-            return Front(f"http://127.0.0.1:{port}", port, registry, server, client)
+            return Front(f"http://127.0.0.1:{port}", port, registry, server, client, task)
 
         yield start
 

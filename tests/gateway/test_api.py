@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 
@@ -120,11 +122,56 @@ async def test_models_lists_every_service_as_its_replicas_describe_it(start_repl
         assert await response.json() == models["org/a"]
 
 
-async def test_health_says_200_until_the_gateway_drains(start_replicas, start_gateway):
-    front = await start_gateway()
-    for path in ("/livez", "/readyz", "/health"):
+async def statuses(front) -> dict[str, int]:
+    found = {}
+    for path in ("/livez", "/readyz", "/health", "/v1/models"):
         async with front.get(path) as response:
-            assert response.status == 200, path
+            found[path] = response.status
+    return found
+
+
+async def test_health_says_200_until_the_gateway_drains(start_replicas, start_gateway, until):
+    (replica,) = await start_replicas(1)
+    may_go_on = asyncio.Event()
+    plain = replica.answer
+
+    async def answer(request):
+        await may_go_on.wait()
+        return await plain(request)
+
+    replica.answer = answer
+    front = await start_gateway(replica)
+    assert set((await statuses(front)).values()) == {200}
+    under_way = asyncio.create_task(front.client.post(front.url + "/v1/completions", json={"model": "m"}))
+    await until(lambda: len(replica.requests) == 1)
+    front.server.stop()
+    assert await statuses(front) == {"/livez": 200, "/readyz": 503, "/health": 503, "/v1/models": 503}
+    async with front.post({"model": "m"}) as response:
+        assert (response.status, (await error_of(response))["code"]) == (503, "draining")
+        assert int(response.headers["retry-after"]) > 0
+        assert response.headers["x-request-id"]
+    may_go_on.set()
+    assert (await under_way).status == 200
+    await asyncio.wait_for(front.serving, 5)
+    with pytest.raises(OSError, match=r"refused|onnect"):
+        await asyncio.open_connection("127.0.0.1", front.port)
+
+
+async def test_a_drain_cuts_what_takes_too_long(start_replicas, start_gateway, until):
+    (replica,) = await start_replicas(1)
+
+    async def answer(request):
+        await asyncio.sleep(60)
+
+    replica.answer = answer
+    front = await start_gateway(replica, drain_s=0.2)
+    under_way = asyncio.create_task(front.client.post(front.url + "/v1/completions", json={"model": "m"}))
+    await until(lambda: len(replica.requests) == 1)
+    front.server.stop()
+    await asyncio.wait_for(front.serving, 5)
+    response = await under_way
+    assert response.status == 502
+    assert "shutting down" in (await error_of(response))["message"]
 
 
 async def test_metrics_have_the_names_of_the_contract(start_replicas, start_gateway):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pagetide_gateway.health import MISSES_ALLOWED, Poll, cards_in, judge
+from pagetide_gateway.health import MISSES_ALLOWED, MISSES_LOST, Poll, cards_in, is_lost, judge
 from pagetide_gateway.main import main, registry_of
 from pagetide_gateway.registry import Health, Registry, Replica
 from pagetide_gateway.routing import Ask, RoundRobin
@@ -22,7 +22,7 @@ READY = Health(ready=True, reason="")
     [
         pytest.param(Health(), [Poll("ready")], True, id="a 200 makes it ready"),
         pytest.param(READY, [Poll("unready", "503")], False, id="a 503 counts at once"),
-        pytest.param(READY, [Poll("unreachable", "refused")], False, id="a refused connection counts at once"),
+        pytest.param(READY, [Poll("refused", "refused")], False, id="a refused connection counts at once"),
         pytest.param(READY, [Poll("timeout")] * MISSES_ALLOWED, True, id="a few late answers are forgiven"),
         pytest.param(READY, [Poll("timeout")] * (MISSES_ALLOWED + 1), False, id="many late answers are not"),
         pytest.param(
@@ -39,6 +39,21 @@ def test_judge(health, polls, is_ready):
         health = judge(health, poll)
     assert health.ready == is_ready
     assert bool(health.reason) != is_ready
+
+
+@pytest.mark.parametrize(
+    ("health", "poll", "expected"),
+    [
+        pytest.param(Health(misses=MISSES_LOST), Poll("timeout"), True, id="silent for long"),
+        pytest.param(Health(misses=MISSES_LOST - 1), Poll("timeout"), False, id="silent for a while"),
+        pytest.param(Health(), Poll("unreachable", "no route"), True, id="its machine is gone"),
+        pytest.param(Health(), Poll("refused", "refused"), False, id="its machine is there and says no"),
+        pytest.param(Health(), Poll("unready", "draining"), False, id="it drains, and ends its streams"),
+        pytest.param(READY, Poll("ready"), False, id="all is well"),
+    ],
+)
+def test_is_lost(health, poll, expected):
+    assert is_lost(health, poll) == expected
 
 
 def replicas(*names: str) -> list[Replica]:

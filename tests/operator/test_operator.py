@@ -13,6 +13,7 @@ import kubernetes.client
 import pytest
 
 from pagetide_operator.process import Operator, OperatorError, Options
+from pagetide_spec.errors import SettingError
 from pagetide_spec.names import API_VERSION, KIND, PLURAL
 
 VERBS = {"get", "list", "watch", "create", "patch", "update", "delete"}
@@ -130,6 +131,11 @@ async def test_neither_kopf_nor_anybody_writes_at_rest(server, run, service):
     before = len(server["patch"]) + len(server["post"]) + len(server["delete"])
     await asyncio.sleep(1)  # five relists
     assert len(server["patch"]) + len(server["post"]) + len(server["delete"]) == before
+
+
+async def test_a_number_that_is_no_port_is_refused(run):
+    with pytest.raises(SettingError, match=r"^--metrics-port: 99999: must be"):
+        await (await run(metrics_port=99999))
 
 
 async def test_without_the_crd_it_says_what_to_do(server, run):

@@ -95,9 +95,7 @@ def _check_count(services: Sequence[LocalService], most: int, file: Path) -> Non
     """Each replica loads a model of its own: too many take the machine down before anybody can say stop."""
     total, last = sum(s.replicas for s in services), services[-1]
     if total > most:
-        problem = (
-            f"one machine would run {total} replicas, and --max-replicas allows {most}; lower one or raise the other"
-        )
+        problem = f"makes {total} replicas on one machine, and --max-replicas allows {most}; change one of them"
         raise SettingError(f"{file}: {last.replicas_field}", last.replicas, problem)
 
 
