@@ -26,7 +26,8 @@ from .results import OpenPrompt, RequestOutput
 from .text.chat import configured, render
 from .text.tokenizer import Tokenizer
 
-Prompt = str | Sequence[int]
+# Text, token ids, or either under vLLM's names: {"prompt": text} or {"prompt_token_ids": ids}.
+Prompt = str | Sequence[int] | Mapping[str, Any]
 Message = Mapping[str, Any]
 
 # How often to look whether a grammar is compiled, when there is nothing else to do.
@@ -68,7 +69,7 @@ class LLM:
         """Answer all prompts, batched; the results in the order of the prompts.
 
         Args:
-            prompts: text or token ids, or a list of either.
+            prompts: text or token ids (also as {"prompt": ...} or {"prompt_token_ids": ...}), or a list of these.
             params: one for all, or one a prompt; the defaults of SamplingParams if left out.
             progress: show a progress bar; None shows one on a terminal for more than one prompt.
 
@@ -142,6 +143,7 @@ class LLM:
         return self._core
 
     def _request(self, prompt: Prompt, params: SamplingParams) -> OpenPrompt:
+        prompt = _plain(prompt)
         text = prompt if isinstance(prompt, str) else None
         token_ids = self._tokenizer.encode(text) if text is not None else _token_ids(prompt)
         check_prompt(token_ids, self._core.ready)
@@ -199,9 +201,18 @@ def _one_each(params: SamplingParams | Sequence[SamplingParams] | None, count: i
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str) or (len(prompts) and all(hasattr(p, "__index__") for p in prompts)):
+    if isinstance(prompts, str | Mapping) or (len(prompts) and all(hasattr(p, "__index__") for p in prompts)):
         return [prompts]  # type: ignore[list-item]
     return list(prompts)  # type: ignore[arg-type]
+
+
+def _plain(prompt: Prompt) -> str | Sequence[int]:
+    if not isinstance(prompt, Mapping):
+        return prompt
+    known = [name for name in ("prompt_token_ids", "prompt") if name in prompt]
+    if len(known) != 1 or len(prompt) != 1:
+        raise SettingError("prompt", dict(prompt), "must have one entry, prompt or prompt_token_ids")
+    return prompt[known[0]]  # type: ignore[no-any-return]
 
 
 def _token_ids(prompt: Any) -> list[int]:

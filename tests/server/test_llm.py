@@ -66,6 +66,20 @@ def test_text_and_ids_may_be_mixed(llm):
     assert by_text.outputs[0].text == by_ids.outputs[0].text
 
 
+def test_prompts_under_vllms_names_are_the_same_prompts(llm):
+    text = "The quick brown fox"
+    ids = llm._tokenizer.encode(text)
+    named = llm.generate([{"prompt": text}, {"prompt_token_ids": ids}], GREEDY) + llm.generate({"prompt": text}, GREEDY)
+    plain = llm.generate(text, GREEDY)[0].outputs[0].token_ids
+    assert [r.outputs[0].token_ids for r in named] == [plain] * 3
+
+
+@pytest.mark.parametrize("prompt", [{}, {"text": "a"}, {"prompt": "a", "prompt_token_ids": [5]}])
+def test_other_names_are_refused(llm, prompt):
+    with pytest.raises(SettingError, match="prompt or prompt_token_ids"):
+        llm.generate([prompt])
+
+
 def test_ids_of_numpy_and_tuples_are_ids(llm):
     numpy = pytest.importorskip("numpy")
     expected = llm.generate([5, 6, 7], GREEDY)[0].outputs
