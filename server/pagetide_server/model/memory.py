@@ -24,6 +24,9 @@ GIB = 1 << 30
 # most that swap space takes. The rest is for activations, the API process and everybody else.
 CPU_CACHE_SHARE = 0.4
 CPU_SWAP_SHARE = 0.2
+# A machine's memory is shared with more than one replica: nobody gets more than this without asking for it, unless one
+# sequence of the model's window needs it.
+CPU_CACHE_MOST = 4 * GIB
 # Memory that nobody asked for must at least hold one sequence of this length, or of the model's window.
 LEAST_TOKENS = 2048
 
@@ -58,8 +61,8 @@ def kv_blocks(config: EngineConfig, loaded: LoadedModel) -> tuple[int, int]:
     """(blocks of the KV cache, blocks of swap space).
 
     `kv_cache_memory_gib` decides where it is set. Else, on a CPU, the cache gets CPU_CACHE_SHARE of the available
-    memory (control groups counted), but no more than max_num_seqs sequences of max_model_len tokens can use. On a GPU
-    it gets what `gpu_memory_utilization` leaves beside the weights and the greatest step's activations, which are
+    memory (control groups counted), but no more than CPU_CACHE_MOST or one window, whichever is more, and than
+    max_num_seqs sequences of max_model_len tokens can use. On a GPU it gets what `gpu_memory_utilization` leaves beside the weights and the greatest step's activations, which are
     measured.
 
     Raises:
@@ -67,7 +70,7 @@ def kv_blocks(config: EngineConfig, loaded: LoadedModel) -> tuple[int, int]:
     """
     block = bytes_per_token(loaded.layers, loaded.dtype) * config.block_size
     limits = batch_limits(config, loaded.device, loaded.max_model_len)
-    usable = limits.max_num_seqs * -(-loaded.max_model_len // config.block_size)
+    window = -(-loaded.max_model_len // config.block_size)
     device_bytes = 0
     if loaded.device.type == "cuda":
         free, device_bytes = torch.cuda.mem_get_info(loaded.device)
@@ -76,10 +79,15 @@ def kv_blocks(config: EngineConfig, loaded: LoadedModel) -> tuple[int, int]:
     if config.kv_cache_memory_gib is not None:
         blocks = asked_bytes(config, free) // block
     else:
-        room = gpu_room(config, loaded) if device_bytes else int(free * CPU_CACHE_SHARE)
-        blocks = min(room // block, usable)
+        room = gpu_room(config, loaded) if device_bytes else cpu_room(free, window * block)
+        blocks = min(room // block, limits.max_num_seqs * window)
     check_room(config, blocks, block, loaded.max_model_len, device_bytes)
     return blocks, swap_blocks(config, block, available_bytes(), on_gpu=device_bytes > 0)
+
+
+def cpu_room(free: int, window_bytes: int) -> int:
+    """Bytes for the KV cache on a CPU with `free` bytes, if a sequence as long as the window takes `window_bytes`."""
+    return min(int(free * CPU_CACHE_SHARE), max(CPU_CACHE_MOST, window_bytes))
 
 
 def asked_bytes(config: EngineConfig, free: int) -> int:

@@ -11,7 +11,7 @@ import torch
 from pagetide_server.model import memory
 from pagetide_server.model.host_memory import available_bytes
 from pagetide_server.model.loader import LoadedModel
-from pagetide_server.model.memory import bytes_per_token, check_room, kv_blocks, swap_blocks
+from pagetide_server.model.memory import bytes_per_token, check_room, cpu_room, kv_blocks, swap_blocks
 from pagetide_server.model.network import Layer
 from pagetide_server.model.profile import greatest_step
 from pagetide_server.model.runner import Runner
@@ -88,6 +88,19 @@ def test_no_room_says_what_to_change(
         kv_blocks(EngineConfig(**settings), loaded_tiny("llama"))
     assert caught.value.field == field
     assert problem in caught.value.problem
+
+
+@pytest.mark.parametrize(
+    ("free", "window", "room"),
+    [
+        pytest.param(5 * GIB, 1 * GIB, 2 * GIB, id="a part of what is free"),
+        pytest.param(64 * GIB, 1 * GIB, 4 * GIB, id="no more than anybody needs to ask for"),
+        pytest.param(64 * GIB, 6 * GIB, 6 * GIB, id="one window in any case"),
+        pytest.param(10 * GIB, 6 * GIB, 4 * GIB, id="but not beyond the part"),
+    ],
+)
+def test_room_on_a_cpu(free: int, window: int, room: int) -> None:
+    assert cpu_room(free, window) == room
 
 
 def test_following_the_advice_gives_room(loaded_tiny: Load, monkeypatch: pytest.MonkeyPatch) -> None:
