@@ -62,8 +62,8 @@ def kv_blocks(config: EngineConfig, loaded: LoadedModel) -> tuple[int, int]:
 
     `kv_cache_memory_gib` decides where it is set. Else, on a CPU, the cache gets CPU_CACHE_SHARE of the available
     memory (control groups counted), but no more than CPU_CACHE_MOST or one window, whichever is more, and than
-    max_num_seqs sequences of max_model_len tokens can use. On a GPU it gets what `gpu_memory_utilization` leaves beside the weights and the greatest step's activations, which are
-    measured.
+    max_num_seqs sequences of max_model_len tokens can use. On a GPU it gets what `gpu_memory_utilization` leaves beside
+    the weights and the greatest step's activations, which are measured.
 
     Raises:
         SettingError: the cache would not hold one sequence of the length that was asked for; says what to change.
