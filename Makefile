@@ -1,4 +1,4 @@
-# Two commands for a first look: `make demo` and `make serve`. Everything lives in .venv and .pagetide.
+# Two commands for a first look: `make demo` and `make serve`. They write into .venv, .pagetide and ~/.cache/pagetide.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin

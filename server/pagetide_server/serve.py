@@ -19,7 +19,7 @@ from .api.server import Server
 from .api.sockets import listen
 from .engine.launch import EXIT_SETTING
 from .logs import set_up_logging
-from .model.files import locate
+from .model.files import locate, read_json
 
 log = logging.getLogger("pagetide")
 
@@ -58,7 +58,9 @@ def _config(argv: Sequence[str]) -> EngineConfig:
     if not config.model:
         raise SettingError("MODEL", "", f"is required; give it as an argument or in {env_of('model')}")
     try:
-        locate(config.model)
+        path = locate(config.model)
+        if path is not None and path.is_dir():
+            read_json(path / "config.json", config)
     except SettingError as error:
         raise error.renamed("MODEL") from None
     return config

@@ -67,7 +67,7 @@ def _locked(path: Path, progress: Progress) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            progress("waiting for another process to convert the model", 0.0)
+            progress("waiting for the GGUF file to be converted", 0.0)
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
