@@ -42,7 +42,7 @@ def script(prompt: list[int], index: int, length: int) -> list[int]:
 class _Sequence:
     def __init__(self, request: AddRequest, index: int) -> None:
         self.request, self.index = request, index
-        self.limit = request.params.max_tokens or 16
+        self.limit = 16 if request.params.max_tokens is None else request.params.max_tokens
         self.script = _script_of(request, index, self.limit)
         self.made = 0
 
@@ -138,10 +138,12 @@ class FakeCore:
 
     def _advance(self, sequence: _Sequence, first: bool, scheduled: float) -> SequenceOutput:
         request, params = sequence.request, sequence.request.params
-        token = sequence.script[sequence.made]
-        sequence.made += 1
-        output = SequenceOutput(request_id=request.request_id, index=sequence.index, token_ids=[token])
-        if params.logprobs is not None:
+        # Without a token only the prompt is scored.
+        token = sequence.script[sequence.made] if sequence.limit else None
+        sequence.made += token is not None
+        tokens = [] if token is None else [token]
+        output = SequenceOutput(request_id=request.request_id, index=sequence.index, token_ids=tokens)
+        if params.logprobs is not None and token is not None:
             output.logprobs = [_logprobs(token, params.logprobs)]
         if first:
             output.scheduled, output.cached_tokens = scheduled, self._cache_hit(request)
