@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from pagetide_server.engine.client import EngineClient, EngineDead, EngineFailed
-from pagetide_server.engine.messages import Heartbeat, SamplingParams
+from pagetide_server.engine.messages import Heartbeat, SamplingParams, Structure
 from pagetide_server.engine.pulse import Pulse
 from pagetide_spec.config import EngineConfig
 
+# Of fake_core.py.
+SLOW, DIE = 380, 383
 PARAMS = SamplingParams(max_tokens=5)
 
 
@@ -58,7 +60,7 @@ async def test_equal_request_ids_do_not_collide(engine):
 
 
 async def test_closing_the_iterator_aborts(engine):
-    outputs = engine.generate([300], SamplingParams(max_tokens=400, n=2), cache_salt="slow")
+    outputs = engine.generate([SLOW], SamplingParams(max_tokens=400, n=2))
     await anext(outputs)
     assert engine.stats.running == 2
     await outputs.aclose()
@@ -67,12 +69,12 @@ async def test_closing_the_iterator_aborts(engine):
 
 
 async def test_an_error_ends_the_iterator(engine):
-    outputs = await collect(engine, [300], SamplingParams(n=3), cache_salt="refuse")
+    outputs = await collect(engine, [300], SamplingParams(n=3, structure=Structure(kind="grammar", value="wrong")))
     assert [(o.finish_reason, o.error_kind) for o in outputs] == [("error", "invalid")]
 
 
 async def test_death_reaches_every_open_iterator(engine):
-    jobs = [collect(engine, [300], cache_salt="slow"), collect(engine, [301], cache_salt="die-after-3")]
+    jobs = [collect(engine, [SLOW]), collect(engine, [DIE])]
     for result in await asyncio.gather(*jobs, return_exceptions=True):
         assert isinstance(result, EngineDead)
         assert "signal 9" in str(result)

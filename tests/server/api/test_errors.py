@@ -8,6 +8,8 @@ import httpx
 import pytest
 
 INT64 = 2**63
+# Of fake_core.py.
+FAIL = 381
 COMPLETION, CHAT = "/v1/completions", "/v1/chat/completions"
 HI = [{"role": "user", "content": "Hi"}]
 
@@ -38,10 +40,10 @@ VALUES = [
     ("min_tokens", [-1, 5, "x"]),
     ("seed", [1.5, "x", INT64]),
     ("stop", [5, [1, 2], {"a": 1}, "", [""], ["x"] * 65, "x" * 5000]),
-    ("allowed_token_ids", [[], [-1], [390], ["x"], 5]),
+    ("allowed_token_ids", [[], [-1], [400], ["x"], 5]),
     ("request_id", ["", "a b", "x" * 200, "a\r\nb", 5]),
-    ("stop_token_ids", [[-1], [390], [10**9], [2**70], ["x"], 5]),
-    ("logit_bias", [{"5": 101}, {"5": -101}, {"390": 1}, {"-1": 1}, {"x": 1}, {"5": "x"}, {"²": 1}, [5]]),
+    ("stop_token_ids", [[-1], [400], [10**9], [2**70], ["x"], 5]),
+    ("logit_bias", [{"5": 101}, {"5": -101}, {"400": 1}, {"-1": 1}, {"x": 1}, {"5": "x"}, {"²": 1}, [5]]),
     ("logit_bias", [{"9" * 30: 1}]),
     ("logprobs", [-1, 21, 10**6, "x"]),
     ("prompt_logprobs", [-1, 21]),
@@ -111,7 +113,7 @@ def test_wrong_chat_values_are_refused_by_name(server, field, value, more):
         error_of(server.post("/tokenize", messages=HI, chat_template_kwargs=value), 400, field)
 
 
-WRONG_PROMPTS = [None, [], [[]], {"a": 1}, 5, [1.5], ["a", 1], [390], [-1], [2**70], [[1], []], [[1], "a"], [True]]
+WRONG_PROMPTS = [None, [], [[]], {"a": 1}, 5, [1.5], ["a", 1], [400], [-1], [2**70], [[1], []], [[1], "a"], [True]]
 
 
 @pytest.mark.parametrize("prompt", WRONG_PROMPTS, ids=repr)
@@ -180,13 +182,12 @@ def test_embeddings_are_refused_clearly(server):
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 def test_the_engines_refusal_is_an_http_error(server, stream):
-    error_of(server.post(COMPLETION, prompt="x", cache_salt="refuse", stream=stream), 400, "grammar")
+    error_of(server.post(COMPLETION, prompt="x", guided_grammar="wrong", stream=stream), 400, "grammar")
 
 
 def test_a_failure_before_the_first_token_is_an_http_error_later_an_event(server):
-    salt = {"cache_salt": "fail-after-3"}
-    error_of(server.post(COMPLETION, prompt="x", **salt), 500, "out of luck")
-    text = server.post(COMPLETION, prompt="x", stream=True, **salt).text
+    error_of(server.post(COMPLETION, prompt=[FAIL]), 500, "out of luck")
+    text = server.post(COMPLETION, prompt=[FAIL], stream=True).text
     events = [e.removeprefix("data: ") for e in text.strip().split("\n\n")]
     assert events[-1] == "[DONE]"
     assert "out of luck" in json.loads(events[-2])["error"]["message"]

@@ -13,6 +13,8 @@ import time
 import httpx
 import pytest
 
+# Of fake_core.py.
+SLOW, RAISE, DIE, LONG_STEP = 380, 382, 383, 384
 PROBES = ("/livez", "/readyz", "/health")
 
 
@@ -123,16 +125,16 @@ def test_ctrl_c_to_the_whole_group_drains_too(launch, wait):
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
-        pytest.param("die-after-3", "killed by signal 9", id="the engine is killed"),
-        pytest.param("raise-after-3", "a kernel failed", id="a step raises"),
+        pytest.param(DIE, "killed by signal 9", id="the engine is killed"),
+        pytest.param(RAISE, "a kernel failed", id="a step raises"),
     ],
 )
 def test_a_dead_engine_ends_streams_with_an_error_and_the_server_with_a_code(launch, fault, said):
     with launch() as server:
         engine = server.engine_pid
         with futures.ThreadPoolExecutor(2) as pool:
-            whole = pool.submit(server.post, "/v1/completions", prompt="x", max_tokens=400, cache_salt="slow")
-            text = stream(server, cache_salt=fault, max_tokens=400)
+            whole = pool.submit(server.post, "/v1/completions", prompt=[SLOW], max_tokens=400)
+            text = stream(server, prompt=[fault], max_tokens=400)
             assert whole.result(10).status_code == 503
         assert said in text
         assert text.endswith("data: [DONE]\n\n")
@@ -156,9 +158,11 @@ def test_a_stopped_engine_is_seen_within_ten_seconds(launch, wait):
         assert server.complete(prompt="x", max_tokens=1)
 
 
+@pytest.mark.slow
 def test_a_long_step_is_no_hang(launch):
+    # It takes longer than a silence of heartbeats may.
     with launch() as server, futures.ThreadPoolExecutor(1) as pool:
-        job = pool.submit(server.post, "/v1/completions", prompt="x", max_tokens=2, cache_salt="long-step")
+        job = pool.submit(server.post, "/v1/completions", prompt=[LONG_STEP], max_tokens=2)
         seen = set()
         while not job.done():
             seen |= {server.status(p) for p in PROBES}

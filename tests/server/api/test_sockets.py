@@ -11,7 +11,9 @@ import time
 
 import pytest
 
-LONG = {"prompt": "The old harbour", "max_tokens": 400, "ignore_eos": True, "cache_salt": "slow"}
+# Of fake_core.py.
+SLOW = 380
+LONG = {"prompt": [SLOW, 300, 301], "max_tokens": 400, "ignore_eos": True}
 
 
 def connect(server, rcvbuf=None):
@@ -55,7 +57,7 @@ def idle(server):
     [
         pytest.param({"stream": True}, id="a stream"),
         pytest.param({"stream": True, "n": 4}, id="a stream of four answers"),
-        pytest.param({"stream": True, "prompt": ["a", "b", "c"]}, id="a stream of three prompts"),
+        pytest.param({"stream": True, "prompt": [[SLOW, 1], [SLOW, 2], [SLOW, 3]]}, id="a stream of three prompts"),
         pytest.param({}, id="a whole answer"),
         pytest.param({"n": 4, "best_of": 6}, id="the best of six"),
     ],
