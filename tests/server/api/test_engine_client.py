@@ -7,9 +7,12 @@ import os
 from pathlib import Path
 
 import pytest
+import zmq
 
+from pagetide_server.engine.channels import Outbox
 from pagetide_server.engine.client import EngineClient, EngineDead, EngineFailed
-from pagetide_server.engine.messages import Heartbeat, SamplingParams, Structure
+from pagetide_server.engine.link import Link
+from pagetide_server.engine.messages import Heartbeat, Loading, SamplingParams, Structure
 from pagetide_server.engine.pulse import Pulse
 from pagetide_spec.config import EngineConfig
 
@@ -101,6 +104,41 @@ async def test_a_core_that_does_not_exist_fails_the_start():
     with pytest.raises(EngineFailed, match="no_such_module"):
         await client.start(EngineConfig(model="fake"), "no_such_module:create")
     await client.close()
+
+
+async def test_a_start_that_spawns_nothing_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("sys.executable", str(tmp_path / "no-python"))
+    client = EngineClient()
+    with pytest.raises(FileNotFoundError):
+        await client.start(EngineConfig(model="fake"), "fake_core:create")
+    assert list(tmp_path.iterdir())
+    await client.close()
+    assert not list(tmp_path.iterdir())
+
+
+async def test_a_message_that_cannot_be_handled_holds_up_none_behind_it():
+    handled, errors = [], []
+
+    def handle(message):
+        if message.stage == "bad":
+            raise ValueError("cannot handle this")
+        handled.append(message.fraction)
+
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda loop, context: errors.append(context["exception"]))
+    link = Link(loop, handle)
+    context = zmq.Context()
+    try:
+        outbox = Outbox(context, link.outputs)
+        for number in range(100):
+            outbox.send(Loading(stage="bad" if number == 10 else "good", fraction=number))
+        await until(lambda: len(handled) == 99)
+        assert handled == [number for number in range(100) if number != 10]
+        assert [str(error) for error in errors] == ["cannot handle this"]
+    finally:
+        context.destroy(0)
+        link.close()
 
 
 def beat(steps, has_work=True, started=None, time=0.0):

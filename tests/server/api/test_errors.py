@@ -7,6 +7,9 @@ import json
 import httpx
 import pytest
 
+from pagetide_server.api.errors import refusal
+from pagetide_server.engine.messages import SequenceOutput
+
 INT64 = 2**63
 # Of fake_core.py.
 FAIL = 381
@@ -226,6 +229,24 @@ def test_request_ids_are_taken_over_or_made(server, given, kept):
     answer = server.http.post(COMPLETION, json={"prompt": "x"}, headers=[(b"x-request-id", given)])
     assert answer.status_code == 200
     assert (answer.headers["x-request-id"].encode() == given) is kept
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_a_request_id_in_the_body_names_the_answer(server, stream):
+    body = {"prompt": "x", "request_id": "mine-7", "stream": stream}
+    answer = server.post(COMPLETION, **body)
+    assert answer.headers["x-request-id"] == "mine-7"
+    assert '"id":"cmpl-mine-7"' in answer.text
+    both = server.http.post(COMPLETION, json=body, headers={"x-request-id": "the-header-s"})
+    assert both.headers["x-request-id"] == "the-header-s"
+
+
+@pytest.mark.parametrize(
+    ("wait", "told"), [(0, "1"), (0.2, "1"), (3.4, "4"), (1e6, "60")], ids=["no time", "a moment", "seconds", "days"]
+)
+def test_retry_after_is_what_requests_wait_now(wait, told):
+    output = SequenceOutput(request_id="r", finish_reason="error", error="full", error_kind="queue_full")
+    assert refusal(output, wait).headers == {"retry-after": told}
 
 
 def test_keys_guard_everything_but_health_and_metrics(launch, tmp_path):

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures as futures
+import contextlib
 import os
+import pty
 import signal
 import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import httpx
 import pytest
 
+from pagetide_server.api.server import Server
+from pagetide_server.api.sockets import listen
+from pagetide_server.text.tokenizer import Tokenizer
+from pagetide_spec.config import EngineConfig
+
 # Of fake_core.py.
 SLOW, RAISE, DIE, LONG_STEP = 380, 382, 383, 384
+HIDE_CURSOR, SHOW_CURSOR = b"\x1b[?25l", b"\x1b[?25h"
 PROBES = ("/livez", "/readyz", "/health")
 
 
@@ -191,6 +201,39 @@ def test_a_failed_start_says_why(launch, fault, code, said):
     lines = [line for line in server.log.read_text().splitlines() if "error:" in line]
     assert len(lines) == 1
     assert said in lines[0]
+
+
+def test_a_signal_while_loading_gives_the_terminal_its_cursor_back(tiny_model, wait):
+    ours, theirs = pty.openpty()
+    env = {**os.environ, "FAKE_LOAD_S": "30", "TERM": "xterm"}
+    command = [sys.executable, str(Path(__file__).parent / "fake_server.py"), str(tiny_model), "--port=0"]
+    shown = b""
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=theirs, env=env) as process:
+        os.close(theirs)
+        while b"weights" not in shown:
+            shown += os.read(ours, 4096)
+        process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(OSError):  # how a terminal without a process reads
+            while part := os.read(ours, 4096):
+                shown += part
+    os.close(ours)
+    assert process.returncode == 0
+    assert shown.rfind(HIDE_CURSOR) < shown.rfind(SHOW_CURSOR)
+
+
+async def test_a_server_whose_http_side_ends_does_not_live_on(tiny_model, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]))
+    config = EngineConfig(model=str(tiny_model))
+    server = Server(config, [], "fake_core:create", lambda config: Tokenizer.from_folder(Path(config.model)))
+
+    async def serve(http, sockets):
+        while server._context.prompter is None:  # noqa: ASYNC110 - nothing announces it
+            await asyncio.sleep(0.01)
+
+    monkeypatch.setattr("pagetide_server.api.server._Uvicorn.serve", serve)
+    async with asyncio.timeout(20):
+        with listen("127.0.0.1", 0) as listener:
+            assert await server.run(listener) == 1
 
 
 def run(*arguments, **env):

@@ -183,6 +183,24 @@ def test_ratios_look_at_recent_time_only():
     assert ratio(200) == 0
 
 
+@pytest.mark.parametrize(
+    ("queued", "oldest", "expected"),
+    [
+        pytest.param(None, None, 0, id="nothing is known"),
+        pytest.param(7.5, None, 7.5, id="as long as the newest request waited"),
+        pytest.param(7.5, 10, 10, id="as long as the oldest already waits"),
+        pytest.param(7.5, 2, 7.5, id="the longer of both"),
+    ],
+)
+def test_how_long_a_request_may_wait(queued, oldest, expected):
+    metrics, now = ServerMetrics("m", "1"), 1000.0
+    if queued is not None:
+        metrics.prefilled(5, queued)
+    stats = EngineStats(oldest_arrival=None if oldest is None else now - oldest)
+    metrics.step(StepOutput(outputs=[], stats=stats, time=now))
+    assert metrics.expected_wait(now) == expected
+
+
 READY = Ready(
     max_model_len=64, vocab_size=9, eos_token_ids=[1], max_num_seqs=8, max_num_batched_tokens=100, block_size=16,
     num_blocks=10, num_swap_blocks=4, dtype="float32", device="cpu", attention="x",
