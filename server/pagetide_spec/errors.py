@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+SHOWN_LENGTH = 80
+
 
 class PagetideError(Exception):
     """Base of all errors that Pagetide raises on purpose; its text is one line for a person."""
@@ -19,7 +21,7 @@ class SettingError(PagetideError):
 
     def __init__(self, field: str, value: object, problem: str) -> None:
         self.field, self.value, self.problem = field, value, problem
-        super().__init__(f"{field}: {_shown(value)}: {problem}")
+        super().__init__(f"{field}: {shorten(value)}: {problem}")
 
     def renamed(self, field: str) -> SettingError:
         """The same error under the name by which the user gave the setting."""
@@ -39,6 +41,7 @@ class ResourceError(PagetideError):
         super().__init__(f"{source}: {text}" if source else text)
 
 
-def _shown(value: object) -> str:
+def shorten(value: object) -> str:
+    """A value as error messages show it."""
     text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
+    return text if len(text) <= SHOWN_LENGTH else text[: SHOWN_LENGTH - 3] + "..."

@@ -104,10 +104,7 @@ def test_values_may_be_narrower_than_keys() -> None:
     case = make_case(MIXED, heads=4, kv_heads=2, dim=24, block_size=16)
     case["value_cache"] = case["value_cache"][..., :16].contiguous()
     got = paged_attention(**case, **limits(MIXED), scale=0.2)
-    for s in range(len(MIXED)):
-        first, end = case["query_starts"][s : s + 2].tolist()
-        assert got[first:end].shape == (end - first, 4, 16)
-    assert torch.isfinite(got).all()
+    torch.testing.assert_close(got, reference(**case, scale=0.2), rtol=1e-5, atol=1e-5)
 
 
 def test_many_decodes_in_several_groups() -> None:

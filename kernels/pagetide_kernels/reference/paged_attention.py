@@ -24,7 +24,7 @@ def paged_attention(
     """
     block_size, kv_heads = key_cache.shape[1:3]
     group = query.shape[1] // kv_heads
-    out = torch.empty(query.shape, dtype=torch.float32)
+    out = torch.empty(*query.shape[:2], value_cache.shape[3], dtype=torch.float32)
     for s in range(len(context_lens)):
         first, end = int(query_starts[s]), int(query_starts[s + 1])
         for row in range(first, end):

@@ -35,16 +35,21 @@ class Context:
     tracing: Tracing | None = None
 
     def serving(self) -> Prompter:
-        """The prompter, if the server takes requests now.
+        """The prompter, if the server takes requests now; looks at what the engine has said meanwhile.
 
         Raises:
             ApiError: 503 while loading, draining, or without a working engine.
         """
-        if (reason := self.lifecycle.why_closed()) or (reason := self.engine.why_unhealthy()):
+        if (reason := self.why_unready()) is not None:
             raise unavailable(reason)
         if self.prompter is None:
             raise unavailable("the model is still loading")
         return self.prompter
+
+    def why_unready(self) -> str | None:
+        """Why no requests are taken, or None; looks at what the engine has said meanwhile."""
+        self.engine.refresh()
+        return self.lifecycle.why_closed() or self.engine.why_unhealthy()
 
     @property
     def limits(self) -> Limits:
@@ -81,6 +86,6 @@ def context_of(request: Request) -> Context:
     return context
 
 
-def new_id(prefix: str) -> str:
-    """A fresh id such as cmpl-0f3a..."""
-    return f"{prefix}-{uuid.uuid4().hex}"
+def new_id(prefix: str, wanted: str | None = None) -> str:
+    """An id such as cmpl-0f3a..., fresh or with the rest that the client wants."""
+    return f"{prefix}-{wanted or uuid.uuid4().hex}"

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import difflib
 import re
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
+from pagetide_spec.errors import SHOWN_LENGTH, shorten
+
 from .errors import ApiError, invalid
+from .protocol import StreamOptions, StructuredOutputs
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -19,7 +22,6 @@ _BYTE = re.compile(r"\(byte (\d+)\)")
 _FIELD_BEFORE = re.compile(rb'"([A-Za-z_]{1,64})"\s*:\s*(?:\{[^{}]{0,200})?[-\w.+]*$')
 _NO_NUMBER = re.compile(rb"-?(?:NaN|Infinity)")
 _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]")
-NAME_LENGTH = 80
 
 
 def parse(raw: bytes, kind: type[T]) -> T:
@@ -40,16 +42,10 @@ def parse(raw: bytes, kind: type[T]) -> T:
 
 def unknown_field(name: str, kind: type[msgspec.Struct], path: str = "") -> ApiError:
     """400 for a field that does not exist, with the nearest one that does."""
-    near = difflib.get_close_matches(name[:NAME_LENGTH], kind.__struct_fields__, n=1)
+    near = difflib.get_close_matches(name[:SHOWN_LENGTH], kind.__struct_fields__, n=1)
     hint = f"; did you mean {near[0]}?" if near else ""
     shown = f"{path}.{name}" if path else name
-    return invalid(f"{shown[:NAME_LENGTH]}: no such field{hint}", shown[:NAME_LENGTH], "unknown_field")
-
-
-def shorten(value: Any) -> str:
-    """A value as error messages show it."""
-    text = repr(value)
-    return text if len(text) <= NAME_LENGTH else text[: NAME_LENGTH - 3] + "..."
+    return invalid(f"{shown[:SHOWN_LENGTH]}: no such field{hint}", shown[:SHOWN_LENGTH], "unknown_field")
 
 
 def _explained(text: str, raw: bytes, kind: type[msgspec.Struct]) -> ApiError:
@@ -57,7 +53,7 @@ def _explained(text: str, raw: bytes, kind: type[msgspec.Struct]) -> ApiError:
     problem, path = (match["problem"], (match["path"] or "$")) if match else (text, "$")
     field = path.removeprefix("$").removeprefix(".")
     if found := _UNKNOWN.match(problem):
-        return unknown_field(found["name"], _struct_at(kind, field), field)
+        return unknown_field(found["name"], _NESTED.get(field, kind), field)
     if found := _MISSING.match(problem):
         name = f"{field}.{found['name']}" if field else found["name"]
         return invalid(f"{name}: is required", name, "missing_field")
@@ -67,15 +63,8 @@ def _explained(text: str, raw: bytes, kind: type[msgspec.Struct]) -> ApiError:
     return invalid(f"{field}: {_value_at(raw, path)}: {problem}", re.split(r"[.\[]", field)[0], "invalid_value")
 
 
-def _struct_at(kind: type[msgspec.Struct], field: str) -> type[msgspec.Struct]:
-    """The struct to which the path of a nested field leads; only one level deep there are any."""
-    from .protocol import StreamOptions, StructuredOutputs
-
-    nested: dict[str, type[msgspec.Struct]] = {
-        "stream_options": StreamOptions,
-        "structured_outputs": StructuredOutputs,
-    }
-    return nested.get(field, kind)
+# The structs to which the path of a nested field leads.
+_NESTED: dict[str, type[msgspec.Struct]] = {"stream_options": StreamOptions, "structured_outputs": StructuredOutputs}
 
 
 def _value_at(raw: bytes, path: str) -> str:

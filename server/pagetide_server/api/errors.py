@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http
 import logging
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,14 +14,16 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 
-from pagetide_spec.errors import PagetideError
+from pagetide_spec.errors import PagetideError, shorten
 
 from ..engine.client import EngineDead
 from ..engine.messages import SequenceOutput
 
 log = logging.getLogger(__name__)
 
+# How long a client is told to wait: as long as others wait now, within these bounds.
 RETRY_AFTER_SECONDS = 1
+MAX_RETRY_AFTER_SECONDS = 60
 _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -39,12 +42,21 @@ class ApiError(Exception):
     """An answer that is an error: its HTTP status, and the fields of OpenAI's error object."""
 
     def __init__(
-        self, status: int, message: str, *, param: str | None = None, code: str | int | None = None, retry: bool = False
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | int | None = None,
+        retry_after: float | None = None,
     ) -> None:
         super().__init__(message)
         self.status, self.message, self.param = status, message, param
         self.code = code if code is not None else status
-        self.headers = {"retry-after": str(RETRY_AFTER_SECONDS)} if retry else {}
+        self.headers: dict[str, str] = {}
+        if retry_after is not None:
+            seconds = min(max(math.ceil(retry_after), RETRY_AFTER_SECONDS), MAX_RETRY_AFTER_SECONDS)
+            self.headers["retry-after"] = str(seconds)
 
     def body(self) -> dict[str, Any]:
         """The error object."""
@@ -62,17 +74,22 @@ def invalid(message: str, param: str | None = None, code: str | None = None) -> 
     return ApiError(400, message, param=param, code=code)
 
 
+def wrong(name: str, value: object, problem: str) -> ApiError:
+    """400 for the value of a field."""
+    return invalid(f"{name}: {shorten(value)}: {problem}", name, "invalid_value")
+
+
 def unavailable(message: str) -> ApiError:
     """503: try again later, or elsewhere."""
-    return ApiError(503, message, code="unavailable", retry=True)
+    return ApiError(503, message, code="unavailable", retry_after=RETRY_AFTER_SECONDS)
 
 
-def refusal(output: SequenceOutput) -> ApiError:
-    """The engine's error output as an answer."""
+def refusal(output: SequenceOutput, expected_wait: float) -> ApiError:
+    """The engine's error output as an answer; `expected_wait`: the seconds that a request waits now."""
     if output.error_kind == "invalid":
         return invalid(output.error)
     if output.error_kind == "queue_full":
-        return ApiError(429, output.error, code="queue_full", retry=True)
+        return ApiError(429, output.error, code="queue_full", retry_after=expected_wait)
     return ApiError(500, output.error or "the engine failed on this request", code="engine_error")
 
 

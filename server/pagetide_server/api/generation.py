@@ -5,81 +5,86 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from ..engine.client import EngineClient, Prompt
 from ..engine.failures import EngineDead
 from ..engine.mailbox import Mailbox
 from ..engine.messages import SequenceOutput, TokenLogprobs
+from ..text.answer import Delta, joined
 from ..text.tokenizer import Tokenizer
-from .answer import Answer, Delta
-from .errors import refusal
+from .answer import RecordedAnswer
+from .errors import ApiError, refusal
 from .metrics import ServerMetrics
 from .record import Record
 
 
 @dataclasses.dataclass
-class _Run:
+class Run:
     """One prompt and its answers."""
 
     prompt: Prompt
     record: Record
-    answers: list[Answer]
+    answers: list[RecordedAnswer]
     prompt_logprobs: list[TokenLogprobs | None] | None = None
-    open_answers: int = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether an answer still grows."""
+        return any(answer.finish_reason is None for answer in self.answers)
 
 
-class Generation(contextlib.AbstractContextManager["Generation"]):
-    """Runs prompts and gives out deltas; a context manager that aborts what has not ended when it is left.
+@contextlib.contextmanager
+def generating(
+    engine: EngineClient,
+    tokenizer: Tokenizer,
+    metrics: ServerMetrics,
+    prompts: Sequence[Prompt],
+    arrival: float,
+    name: str = "r",
+) -> Iterator[Generation]:
+    """Submit prompts; leaving the context aborts what has not ended, and counts it.
 
     Args:
         arrival: when the HTTP request came.
-        score_only: the prompts are only scored; each answer is empty (the engine's one token is dropped).
         name: what the engine's log calls the request.
+
+    Raises:
+        EngineDead: there is no engine.
+    """
+    submitted = time.monotonic()
+    runs: list[Run] = []
+    first = 0
+    for prompt in prompts:
+        record = Record(metrics, arrival, submitted, len(prompt.token_ids))
+        count = prompt.params.best_of or prompt.params.n
+        answers = [RecordedAnswer(first + i, tokenizer, prompt.token_ids, prompt.params, record) for i in range(count)]
+        runs.append(Run(prompt, record, answers))
+        first += count
+    reason = "abort"
+    try:
+        with engine.open(prompts, submitted, name) as box:
+            yield Generation(engine, metrics, box, runs)
+    except EngineDead:
+        reason = "error"
+        raise
+    finally:
+        for run in runs:
+            run.record.finish(reason)
+
+
+class Generation:
+    """Gives out the deltas of a request's answers.
+
+    Attributes:
+        runs: the prompts with their answers.
     """
 
-    def __init__(
-        self,
-        engine: EngineClient,
-        tokenizer: Tokenizer,
-        metrics: ServerMetrics,
-        prompts: Sequence[Prompt],
-        arrival: float,
-        score_only: bool = False,
-        name: str = "r",
-    ) -> None:
-        self._engine, self._score_only, self._name = engine, score_only, name
-        submitted = time.monotonic()
-        self._submitted = submitted
-        self._prompts = prompts
-        self.runs: list[_Run] = []
-        first = 0
-        for prompt in prompts:
-            record = Record(metrics, arrival, submitted, len(prompt.token_ids))
-            count = prompt.params.best_of or prompt.params.n
-            answers = [Answer(first + i, tokenizer, prompt.token_ids, prompt.params, record) for i in range(count)]
-            self.runs.append(_Run(prompt, record, answers, open_answers=count))
-            first += count
-        self._by_id: dict[str, _Run] = {}
-        self._left = len(prompts)
-
-    def __enter__(self) -> Generation:
-        """Submit the prompts.
-
-        Raises:
-            EngineDead: there is no engine.
-        """
-        self._stack = contextlib.ExitStack()
-        self._box: Mailbox = self._stack.enter_context(self._engine.open(self._prompts, self._submitted, self._name))
-        self._by_id = dict(zip(self._box.ids, self.runs, strict=True))
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        """Abort what has not ended, and count it."""
-        self._stack.close()
-        reason = "error" if isinstance(error, EngineDead) else "abort"
-        for run in self.runs:
-            run.record.finish(reason)
+    def __init__(self, engine: EngineClient, metrics: ServerMetrics, box: Mailbox, runs: list[Run]) -> None:
+        self._engine, self._metrics, self._box = engine, metrics, box
+        self.runs = runs
+        self._by_id = dict(zip(box.ids, runs, strict=True))
+        self._open = set(box.ids)
 
     async def next(self) -> list[Delta]:
         """The next deltas, at least one; an empty list once everything has ended.
@@ -89,27 +94,23 @@ class Generation(contextlib.AbstractContextManager["Generation"]):
             EngineDead: the engine is gone.
         """
         deltas: list[Delta] = []
-        while self._left and not deltas:
-            now_outputs = await self._box.take()
+        while self._open and not deltas:
+            outputs = await self._box.take()
             now = time.monotonic()
-            for output in now_outputs:
-                self._take(output, now, deltas)
+            if errors := [output for output in outputs if self._matters(output)]:
+                raise self._failed(errors)
+            for output in outputs:
+                if (delta := self._take(output, now)) is not None:
+                    deltas.append(delta)
         return deltas
 
     async def finish(self) -> list[Delta]:
         """Everything at once: one delta for each answer, in the order of their indexes."""
-        whole = {a.index: Delta(a.index, "", [], []) for run in self.runs for a in run.answers}
-        texts: dict[int, list[str]] = {index: [] for index in whole}
+        found: dict[int, list[Delta]] = {answer.index: [] for run in self.runs for answer in run.answers}
         while deltas := await self.next():
             for delta in deltas:
-                target = whole[delta.index]
-                texts[delta.index].append(delta.text)
-                target.token_ids += delta.token_ids
-                target.logprobs += delta.logprobs
-                target.finish_reason, target.stop_reason = delta.finish_reason, delta.stop_reason
-        for index, parts in texts.items():
-            whole[index].text = "".join(parts)
-        return [whole[index] for index in sorted(whole)]
+                found[delta.index].append(delta)
+        return [joined(index, parts) for index, parts in found.items()]
 
     # ---- totals
 
@@ -130,42 +131,38 @@ class Generation(contextlib.AbstractContextManager["Generation"]):
 
     # ---- outputs
 
-    def _take(self, output: SequenceOutput, now: float, deltas: list[Delta]) -> None:
+    def _matters(self, output: SequenceOutput) -> bool:
+        """Whether it is an error, and not of an answer that a stop string has ended already."""
+        is_error = output.finish_reason == "error"
+        return is_error and self._by_id[output.request_id].answers[output.index].finish_reason is None
+
+    def _take(self, output: SequenceOutput, now: float) -> Delta | None:
         run = self._by_id[output.request_id]
-        if output.finish_reason == "error":
-            self._fail(run, output)
         run.record.begun(output)
         if output.prompt_logprobs is not None:
             run.prompt_logprobs = output.prompt_logprobs
         answer = run.answers[output.index]
-        if answer.finish_reason is not None:
-            return  # what the engine had made before it heard of the stop
-        delta = answer.skip() if self._score_only else answer.take(output, now)
-        if delta is None:
-            return
-        deltas.append(delta)
-        if delta.finish_reason is not None:
-            self._answered(run, answer, output)
+        delta = answer.take_at(output, now)
+        if delta is not None and delta.finish_reason is not None:
+            self._answered(run, output)
+        return delta
 
-    def _answered(self, run: _Run, answer: Answer, output: SequenceOutput) -> None:
+    def _answered(self, run: Run, output: SequenceOutput) -> None:
         """One answer has ended: tell the engine where it does not know, and close the request after its last one."""
-        own_index = run.answers.index(answer)
-        run.open_answers -= 1
-        request_id = output.request_id
         if output.finish_reason is None:
-            self._engine.stop(request_id, own_index)
-        if not run.open_answers:
-            self._left -= 1
-            self._engine.ended(request_id)
+            self._engine.stop(output.request_id, output.index)
+        if not run.is_open:
+            self._open.discard(output.request_id)
+            self._engine.ended(output.request_id)
             run.record.finish(run.answers[0].finish_reason or "stop")
 
-    def _fail(self, run: _Run, output: SequenceOutput) -> None:
-        """Raise what the engine said of a request; one that it never took in counts nowhere."""
-        if output.error_kind in ("invalid", "queue_full"):
-            self._engine.ended(output.request_id)
-            for refused in self.runs:
-                if not refused.record.scheduled:
-                    refused.record.dismiss()
-        else:
-            run.record.finish("error")
-        raise refusal(output)
+    def _failed(self, errors: list[SequenceOutput]) -> ApiError:
+        """What the engine said of requests; those that it never took in count nowhere."""
+        for output in errors:
+            record = self._by_id[output.request_id].record
+            if output.error_kind == "engine":
+                record.finish("error")
+            else:
+                self._engine.ended(output.request_id)
+                record.dismiss()
+        return refusal(errors[0], self._metrics.expected_wait(time.monotonic()))

@@ -9,7 +9,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from pagetide_spec.names import PATH_HEALTH, PATH_LIVE, PATH_METRICS, PATH_READY
 
-from .context import Context, context_of
+from .context import context_of
 from .metrics import CONTENT_TYPE
 
 _UNHEALTHY: dict[int | str, dict[str, Any]] = {503: {"description": "Why not", "content": {"text/plain": {}}}}
@@ -20,29 +20,27 @@ OPEN_PATHS = frozenset({PATH_LIVE, PATH_READY, PATH_HEALTH, PATH_METRICS})
 @router.get(PATH_LIVE)
 async def live(request: Request) -> Response:
     """200 unless a restart is the only cure. Loading and draining are alive."""
-    return _answer(context_of(request).engine.why_unhealthy())
+    engine = context_of(request).engine
+    engine.refresh()
+    return _answer(engine.why_unhealthy())
 
 
 @router.get(PATH_READY)
 async def ready(request: Request) -> Response:
     """200 while requests are taken."""
-    return _answer(_why_unready(context_of(request)))
+    return _answer(context_of(request).why_unready())
 
 
 @router.get(PATH_HEALTH)
 async def health(request: Request) -> Response:
     """The same as /readyz, under the name that vLLM's users know."""
-    return _answer(_why_unready(context_of(request)))
+    return _answer(context_of(request).why_unready())
 
 
 @router.get(PATH_METRICS)
 async def metrics(request: Request) -> Response:
     """Prometheus' text format."""
     return Response(context_of(request).metrics.render(), headers={"content-type": CONTENT_TYPE})
-
-
-def _why_unready(context: Context) -> str | None:
-    return context.lifecycle.why_closed() or context.engine.why_unhealthy()
 
 
 def _answer(problem: str | None) -> Response:

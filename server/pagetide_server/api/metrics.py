@@ -46,6 +46,7 @@ class ServerMetrics(Collector):
             self._values[name][()] = 0.0
         self._inter_token = self._histograms["inter_token_seconds"]
         self._steps: deque[tuple[float, int]] = deque()
+        self._queued = 0.0
         self._cache: deque[tuple[float, int, int]] = deque([(time.monotonic(), 0, 0)])
         self._registry = CollectorRegistry()
         self._registry.register(self)
@@ -70,7 +71,8 @@ class ServerMetrics(Collector):
         """A request's prompt was finished."""
         self._add("prompt_tokens_total", prompt_tokens)
         self._add("prefills_total", 1)
-        self._histograms["request_queue_seconds"].observe(max(0.0, queue_seconds))
+        self._queued = max(0.0, queue_seconds)
+        self._histograms["request_queue_seconds"].observe(self._queued)
 
     def first_token(self, seconds: float) -> None:
         """The first token of a request came `seconds` after the request."""
@@ -96,6 +98,11 @@ class ServerMetrics(Collector):
         self._add("http_requests_total", 1, (route, str(code)))
 
     # ---- reading
+
+    def expected_wait(self, now: float) -> float:
+        """Seconds that a request may wait for its first step: as long as the newest did, or the oldest already does."""
+        oldest = self.stats.oldest_arrival
+        return self._queued if oldest is None else max(self._queued, now - oldest)
 
     def render(self) -> bytes:
         """Everything in Prometheus' text format."""

@@ -34,11 +34,16 @@ def key_matches(authorization: str, keys: Sequence[bytes]) -> bool:
     return any(matches) and scheme.lower() == "bearer"
 
 
+# How many times longer than one piece of a body all of it may take: a slow line is no idle one.
+BODY_PIECES = 10
+
+
 class BodyLimit:
-    """Hands on a request's body up to a size, and for a while."""
+    """Hands on a request's body up to a size; each piece in `seconds`, all of it in `BODY_PIECES` times as long."""
 
     def __init__(self, receive: Receive, limit: int, seconds: float) -> None:
         self._receive, self._limit, self._seconds = receive, limit, seconds
+        self._deadline = asyncio.get_running_loop().time() + BODY_PIECES * seconds
         self._size = 0
         self._complete = False
 
@@ -51,10 +56,11 @@ class BodyLimit:
         if self._complete:
             return await self._receive()
         try:
-            async with asyncio.timeout(self._seconds):
+            async with asyncio.timeout_at(self._deadline), asyncio.timeout(self._seconds):
                 message = await self._receive()
         except TimeoutError:
-            raise ApiError(408, f"the request's body did not come within {self._seconds:g} s") from None
+            problem = f"{self._seconds:g} s without a piece of it, or {BODY_PIECES * self._seconds:g} s for all of it"
+            raise ApiError(408, f"the request's body took too long: {problem} (--header-timeout-s)") from None
         self._size += len(message.get("body", b""))
         self._complete = not message.get("more_body", False)
         if self._size > self._limit:
@@ -113,7 +119,9 @@ class Edge:
             call.trace_id = self._context.tracing.record(scope, route, code, call.request_id, call.began)
         if access.isEnabledFor(logging.INFO):
             quiet = scope["path"] in OPEN_PATHS and code == 200
-            access.log(logging.DEBUG if quiet else logging.INFO, "%s", _line(scope, call, code), extra=call.fields())
+            fields = call.fields()
+            level = logging.DEBUG if quiet else logging.INFO
+            access.log(level, "%s", _line(scope, code, fields), extra=fields)
 
 
 class _Call:
@@ -121,12 +129,16 @@ class _Call:
 
     def __init__(self, scope: Scope, send: Send, request_id: str) -> None:
         self._scope, self._send = scope, send
-        self.request_id = request_id
         self.status = 0
         self.closes = False
         self.trace_id: str | None = None
         self.began = time.monotonic()
         scope.setdefault("state", {})["request_id"] = request_id
+
+    @property
+    def request_id(self) -> str:
+        """Its id: the header's, or what the body says, or one of ours."""
+        return str(self._scope["state"]["request_id"])
 
     async def send(self, message: Message) -> None:
         """Hand on a message of the response, with the request's id."""
@@ -163,8 +175,8 @@ class _Call:
         }
 
 
-def _line(scope: Scope, call: _Call, code: int) -> str:
+def _line(scope: Scope, code: int, fields: dict[str, Any]) -> str:
     client = scope.get("client") or ("-", 0)
-    figures = " ".join(f"{name}={value}" for name, value in call.fields().items())
+    figures = " ".join(f"{name}={value}" for name, value in fields.items())
     path = scope["path"][:200].encode("unicode_escape").decode()
     return f"{client[0]} {scope['method']} {path} {code} {figures}"

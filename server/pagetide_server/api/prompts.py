@@ -10,8 +10,7 @@ from typing import Any, TypeVar
 
 from ..text.chat import Templates, render
 from ..text.tokenizer import FORMS, Tokenizer
-from .decoding import shorten
-from .errors import ApiError, invalid
+from .errors import invalid, wrong
 from .protocol import ChatRequest, TokenizeRequest
 from .validation import MAX_PROMPTS, Limits, check_prompt_length, check_token_ids
 
@@ -148,7 +147,7 @@ def _separate(prompt: Any) -> list[str | list[int]]:
         return [prompt]
     if len(kinds) != 1:
         problem = "is empty" if not kinds else "must hold texts, token ids, or lists of token ids, not several of them"
-        raise invalid(f"prompt: {shorten(prompt)}: {problem}", "prompt", "invalid_value")
+        raise wrong("prompt", prompt, problem)
     if len(prompt) > MAX_PROMPTS:
         raise invalid(f"prompt: {len(prompt)} prompts in one request; at most {MAX_PROMPTS}", "prompt")
     return list(prompt)
@@ -160,16 +159,12 @@ def _check_messages(messages: list[dict[str, Any]]) -> None:
         raise invalid(f"messages: {len(messages)} messages; 1 to {MAX_MESSAGES} are needed", "messages")
     for number, message in enumerate(messages):
         if not message.get("role"):
-            raise _wrong(f"messages[{number}].role", message.get("role"), "must be a text such as user")
+            raise wrong(f"messages[{number}].role", message.get("role"), "must be a text such as user")
         calls = message.get("tool_calls")
         if calls is not None and not (isinstance(calls, list) and all(isinstance(call, dict) for call in calls)):
-            raise _wrong(f"messages[{number}].tool_calls", calls, "must be a list of objects")
+            raise wrong(f"messages[{number}].tool_calls", calls, "must be a list of objects")
 
 
 def _characters(messages: list[dict[str, Any]]) -> int:
     """About how much text a template has to handle."""
     return sum(len(c) if isinstance(c := m.get("content"), str) else 1024 for m in messages)
-
-
-def _wrong(name: str, value: object, problem: str) -> ApiError:
-    return invalid(f"{name}: {shorten(value)}: {problem}", name, "invalid_value")

@@ -36,6 +36,7 @@ log = logging.getLogger("pagetide")
 
 # How long streams get to send their last event once the engine is gone or the drain is over.
 LAST_WORDS_SECONDS = 2.0
+EXIT_HTTP = 1
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -78,10 +79,11 @@ class Server:
         http = _Uvicorn(self._http_config())
         serving = loop.create_task(http.serve([listener]))
         try:
-            return await self._live(shown_address(listener, self._config.host))
+            return await self._live(shown_address(listener, self._config.host), serving)
         finally:
+            self._progress.close()
             http.should_exit = True
-            await serving
+            await asyncio.wait([serving])
             await self._context.engine.close()
             if self._context.prompter is not None:
                 self._context.prompter.close()
@@ -108,28 +110,33 @@ class Server:
             server_header=False,
             timeout_keep_alive=max(1, round(self._config.keep_alive_s)),
             timeout_graceful_shutdown=round(LAST_WORDS_SECONDS),
-            h11_max_incomplete_event_size=None,
         )
 
     # ---- phases
 
-    async def _live(self, address: str) -> int:
+    async def _live(self, address: str, serving: asyncio.Task[None]) -> int:
         """Load, serve, drain; the exit code."""
-        loading = asyncio.ensure_future(self._load())
+        loading = asyncio.create_task(self._load())
         if not await self._unless_signalled(loading):
             log.info("stopped while loading")
             return 0
         self._progress.close()
-        if isinstance(code := loading.result(), int) and code:
+        if code := loading.result():
             return code
         context = self._context
         context.metrics.ready = context.engine.ready
         context.lifecycle.serve()
         # On stdout whatever the log level is: people and scripts wait for this line.
         print(f"serving {context.model_name} at {address}", flush=True)
-        if not await self._unless_signalled(asyncio.ensure_future(context.engine.died.wait())):
+        died = asyncio.ensure_future(context.engine.died.wait())
+        ended = asyncio.ensure_future(asyncio.wait((died, serving), return_when=asyncio.FIRST_COMPLETED))
+        if not await self._unless_signalled(ended):
             return await self._drain()
-        return await self._engine_died()
+        if died.done():
+            return await self._engine_died()
+        died.cancel()
+        log.error("the HTTP side has ended by itself", exc_info=serving.exception())
+        return EXIT_HTTP
 
     async def _load(self) -> int:
         """Load tokenizer and model side by side; 0, or the exit code after a message."""
@@ -174,7 +181,7 @@ class Server:
         self._context.lifecycle.drain()
         log.error("the engine is gone: %s", failure)
         await self._last_words()
-        return failure.exit_code or EXIT_START
+        return failure.exit_code
 
     async def _last_words(self) -> None:
         with contextlib.suppress(TimeoutError):

@@ -10,10 +10,10 @@ import msgspec
 
 from pagetide_spec.config import EngineConfig
 
-from ..engine.messages import SamplingParams, Structure
-from .decoding import shorten
-from .errors import ApiError, invalid
-from .parts import Splitter, TextParser
+from ..engine.messages import SamplingParams, Structure, TokenLogprobs
+from ..text.answer import Delta
+from .errors import invalid, wrong
+from .parts import Parts, TextParser
 from .prompts import Prompter
 from .protocol import ChatRequest
 from .reasoning import ThinkParser
@@ -30,6 +30,56 @@ _FORMATS: dict[str, Callable[[], TextParser]] = {
 # What in a chat template gives a format away.
 _SIGNS = {"hermes": ("<tool_call>",), "mistral": ("[TOOL_CALLS]",), "llama3": ("<|python_tag|>", '{"name": function')}
 _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
+
+
+class Splitter:
+    """One answer's parser, and the tokens whose text it still holds back."""
+
+    def __init__(
+        self,
+        parsers: list[TextParser],
+        keeps_reasoning: bool = True,
+        one_call: bool = False,
+        tells_calls: bool = True,
+    ) -> None:
+        """Parsers in order: each gets the content that the one before left over.
+
+        `one_call` drops all calls but the first; without `tells_calls` the finish reason stays as it is, which is what
+        OpenAI does where a request has named the function.
+        """
+        self._parsers = parsers
+        self._keeps_reasoning, self._one_call, self._tells_calls = keeps_reasoning, one_call, tells_calls
+        self._token_ids: list[int] = []
+        self._logprobs: list[TokenLogprobs] = []
+        self._called = False
+
+    def push(self, text: str, finished: bool) -> Parts:
+        """The parts of the next piece of text."""
+        parts = Parts(content=text)
+        for parser in self._parsers:
+            found = parser.push(parts.content, finished)
+            parts = Parts(found.content, parts.reasoning + found.reasoning, parts.tool_calls + found.tool_calls)
+        if not self._keeps_reasoning:
+            parts.reasoning = ""
+        if self._one_call:
+            parts.tool_calls = [call for call in parts.tool_calls if call.index == 0]
+        self._called = self._called or bool(parts.tool_calls)
+        return parts
+
+    def hold(self, delta: Delta) -> None:
+        """Keep a delta's tokens until their text, or the end, is sent."""
+        self._token_ids += delta.token_ids
+        self._logprobs += delta.logprobs
+
+    def release(self) -> tuple[list[int], list[TokenLogprobs]]:
+        """The tokens held so far."""
+        held = self._token_ids, self._logprobs
+        self._token_ids, self._logprobs = [], []
+        return held
+
+    def reason(self, finish_reason: str | None) -> str | None:
+        """The finish reason, which tells of tool calls."""
+        return "tool_calls" if finish_reason == "stop" and self._called and self._tells_calls else finish_reason
 
 
 def splitter_factory(config: EngineConfig, prompter: Prompter, request: ChatRequest) -> Callable[[], Splitter]:
@@ -119,28 +169,24 @@ def _check_tools(request: ChatRequest) -> None:
     if choice is None or choice in ("none", "auto"):
         return
     if not names:
-        raise _wrong("tool_choice", choice, "needs tools")
+        raise wrong("tool_choice", choice, "needs tools")
     if choice == "required":
         return
     function = choice.get("function") if isinstance(choice, dict) else None
     name = function.get("name") if isinstance(function, dict) else None
     if name is None:
-        raise _wrong("tool_choice", choice, "must be none, auto, required, or name a function")
+        raise wrong("tool_choice", choice, "must be none, auto, required, or name a function")
     if name not in names:
-        raise _wrong("tool_choice", name, f"is none of the tools: {', '.join(names)[:200]}")
+        raise wrong("tool_choice", name, f"is none of the tools: {', '.join(names)[:200]}")
 
 
 def _tool_name(tool: dict[str, Any], number: int) -> str:
     function = tool.get("function")
     if tool.get("type", "function") != "function" or not isinstance(function, dict):
-        raise _wrong(f"tools[{number}]", tool, "must be of type function")
+        raise wrong(f"tools[{number}]", tool, "must be of type function")
     name, parameters = function.get("name"), function.get("parameters")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise _wrong(f"tools[{number}].function.name", name, "must be 1 to 128 letters, digits or one of _.:-")
+        raise wrong(f"tools[{number}].function.name", name, "must be 1 to 128 letters, digits or one of _.:-")
     if parameters is not None and not isinstance(parameters, dict):
-        raise _wrong(f"tools[{number}].function.parameters", parameters, "must be a JSON schema, which is an object")
+        raise wrong(f"tools[{number}].function.parameters", parameters, "must be a JSON schema, which is an object")
     return name
-
-
-def _wrong(name: str, value: object, problem: str) -> ApiError:
-    return invalid(f"{name}: {shorten(value)}: {problem}", name, "invalid_value")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 
 import msgspec
 from starlette.responses import Response
@@ -42,11 +42,11 @@ class WatchedResponse(Response):
             if not work.done():
                 scope.setdefault("state", {})["client_gone"] = True
         finally:
-            for task in (work, gone):
-                if not task.done():
-                    task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await work
+            work.cancel()
+            gone.cancel()
+            await asyncio.wait((work, gone))
+        if not work.cancelled():
+            work.result()
 
 
 async def _disconnected(receive: Receive) -> None:
@@ -62,23 +62,26 @@ async def send_json(send: Send, message: object) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-async def send_events(send: Send, parts: AsyncIterator[bytes]) -> None:
+async def send_events(send: Send, parts: AsyncGenerator[bytes, None]) -> None:
     """Send a stream of events, closed by [DONE].
 
     The head is sent with the first part, so that an error before it is still raised. A later one becomes an event.
     """
-    first = await anext(parts)
-    headers = [
-        (b"content-type", b"text/event-stream; charset=utf-8"),
-        (b"cache-control", b"no-cache"),
-        (b"x-accel-buffering", b"no"),
-    ]
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
-    await send({"type": "http.response.body", "body": first, "more_body": True})
-    tail = DONE
-    try:
-        async for part in parts:
-            await send({"type": "http.response.body", "body": part, "more_body": True})
-    except Exception as error:  # noqa: BLE001 - whatever it is, the client must hear of it
-        tail = event(translate(error).body()) + DONE
-    await send({"type": "http.response.body", "body": tail})
+    async with contextlib.aclosing(parts):
+        first = await anext(parts)
+        await send({"type": "http.response.start", "status": 200, "headers": _EVENT_HEADERS})
+        await send({"type": "http.response.body", "body": first, "more_body": True})
+        tail = DONE
+        try:
+            async for part in parts:
+                await send({"type": "http.response.body", "body": part, "more_body": True})
+        except Exception as error:  # noqa: BLE001 - whatever it is, the client must hear of it
+            tail = event(translate(error).body()) + DONE
+        await send({"type": "http.response.body", "body": tail})
+
+
+_EVENT_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]

@@ -7,8 +7,7 @@ from typing import Any
 import msgspec
 
 from ..engine.messages import Structure
-from .decoding import shorten
-from .errors import ApiError, invalid
+from .errors import invalid, wrong
 from .protocol import SamplingFields, StructuredOutputs
 
 MAX_CHOICES = 4096
@@ -56,10 +55,10 @@ def _whitespace(outputs: StructuredOutputs) -> str | None:
     """The pattern of white space in JSON that is asked for; None: any layout."""
     if outputs.disable_additional_properties:
         problem = "is not supported; write additionalProperties: false into the schema"
-        raise _wrong("structured_outputs.disable_additional_properties", True, problem)
+        raise wrong("structured_outputs.disable_additional_properties", True, problem)
     pattern = "" if outputs.disable_any_whitespace else outputs.whitespace_pattern
     if pattern is not None and outputs.json is None and not outputs.json_object:
-        raise _wrong("structured_outputs.whitespace_pattern", pattern, "needs json or json_object")
+        raise wrong("structured_outputs.whitespace_pattern", pattern, "needs json or json_object")
     return pattern
 
 
@@ -70,7 +69,7 @@ def _from_format(given: dict[str, Any] | None) -> Structure | None:
     if kind == "json_object":
         return Structure(kind="json_object")
     if kind != "json_schema":
-        raise _wrong("response_format.type", kind, "must be text, json_object or json_schema")
+        raise wrong("response_format.type", kind, "must be text, json_object or json_schema")
     wrapper = given.get("json_schema")
     schema = wrapper.get("schema", wrapper.get("json_schema")) if isinstance(wrapper, dict) else None
     if schema is None:
@@ -85,9 +84,9 @@ def _json(name: str, schema: Any, whitespace: str | None = None) -> Structure | 
         try:
             schema = msgspec.json.decode(schema)
         except (msgspec.DecodeError, RecursionError) as error:
-            raise _wrong(name, schema, f"is not valid JSON: {error}") from None
+            raise wrong(name, schema, f"is not valid JSON: {error}") from None
     if not isinstance(schema, dict | bool):
-        raise _wrong(name, schema, "must be a JSON schema, which is an object")
+        raise wrong(name, schema, "must be a JSON schema, which is an object")
     if whitespace is not None:
         # The compiler's own extension of JSON schema.
         schema = {"x-guidance": {"whitespace_pattern": whitespace}, "allOf": [schema]}
@@ -101,7 +100,7 @@ def _text(kind: Any, name: str, value: str | None) -> Structure | None:
     if value is None:
         return None
     if not value:
-        raise _wrong(name, value, "must not be empty")
+        raise wrong(name, value, "must not be empty")
     return Structure(kind=kind, value=value)
 
 
@@ -109,9 +108,5 @@ def _choice(name: str, value: list[str] | None) -> Structure | None:
     if value is None:
         return None
     if not 0 < len(value) <= MAX_CHOICES or not all(value):
-        raise _wrong(name, value, f"must be 1 to {MAX_CHOICES} texts, none of them empty")
+        raise wrong(name, value, f"must be 1 to {MAX_CHOICES} texts, none of them empty")
     return Structure(kind="choice", value=msgspec.json.encode(value).decode())
-
-
-def _wrong(name: str, value: object, problem: str) -> ApiError:
-    return invalid(f"{name}: {shorten(value)}: {problem}", name, "invalid_value")

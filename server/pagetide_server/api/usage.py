@@ -5,7 +5,6 @@ from __future__ import annotations
 from fastapi import Request
 from msgspec import UNSET, UnsetType
 
-from .answer import Delta
 from .generation import Generation
 from .protocol import StreamOptions
 from .replies import PromptTokensDetails, Usage
@@ -27,19 +26,6 @@ class UsageWriter:
         """The counts so far."""
         prompt, completion = self._generation.prompt_tokens, self._generation.completion_tokens
         return Usage(prompt, completion, prompt + completion, PromptTokensDetails(self._generation.cached_tokens))
-
-
-def best(deltas: list[Delta], n: int, best_of: int | None) -> list[Delta]:
-    """Of each prompt's `best_of` whole answers the `n` whose tokens were likeliest on average, best first."""
-    if best_of is None or best_of <= n:
-        return deltas
-    groups = [deltas[i : i + best_of] for i in range(0, len(deltas), best_of)]
-    return [delta for group in groups for delta in sorted(group, key=_mean_logprob, reverse=True)[:n]]
-
-
-def _mean_logprob(delta: Delta) -> float:
-    entries = delta.logprobs
-    return sum(e.logprob for e in entries) / len(entries) if entries else float("-inf")
 
 
 def note(request: Request, generation: Generation, model: str, response_id: str) -> None:

@@ -7,8 +7,7 @@ import dataclasses
 import msgspec
 
 from ..engine.messages import SamplingParams
-from .decoding import shorten
-from .errors import ApiError, invalid
+from .errors import invalid, wrong
 from .protocol import ChatRequest, CompletionRequest, SamplingFields
 from .structures import structure_of
 
@@ -75,7 +74,7 @@ def check_answers(prompts: int, params: SamplingParams) -> None:
     """
     count = prompts * (params.best_of or params.n)
     if count > MAX_ANSWERS:
-        raise _wrong("n", params.best_of or params.n, f"{prompts} prompts make {count} answers; at most {MAX_ANSWERS}")
+        raise wrong("n", params.best_of or params.n, f"{prompts} prompts make {count} answers; at most {MAX_ANSWERS}")
 
 
 def with_length(params: SamplingParams, max_tokens: int, bad_words: tuple[tuple[int, ...], ...] = ()) -> SamplingParams:
@@ -137,8 +136,8 @@ def check_token_ids(name: str, ids: list[int], limits: Limits) -> None:
         ApiError: 400.
     """
     if ids and (min(ids) < 0 or max(ids) >= limits.vocab_size):
-        wrong = next(i for i in ids if not 0 <= i < limits.vocab_size)
-        raise _wrong(name, wrong, f"token ids lie between 0 and {limits.vocab_size - 1}")
+        unknown = next(i for i in ids if not 0 <= i < limits.vocab_size)
+        raise wrong(name, unknown, f"token ids lie between 0 and {limits.vocab_size - 1}")
 
 
 def wanted_logprobs(request: CompletionRequest | ChatRequest) -> int | None:
@@ -152,7 +151,7 @@ def wanted_logprobs(request: CompletionRequest | ChatRequest) -> int | None:
     if request.logprobs:
         return request.top_logprobs or 0
     if request.top_logprobs:
-        raise _wrong("top_logprobs", request.top_logprobs, "needs logprobs to be true")
+        raise wrong("top_logprobs", request.top_logprobs, "needs logprobs to be true")
     return None
 
 
@@ -166,24 +165,20 @@ def check_stream_options(request: SamplingFields) -> None:
         raise invalid("stream_options: needs stream to be true", "stream_options")
 
 
-def _wrong(name: str, value: object, problem: str) -> ApiError:
-    return invalid(f"{name}: {shorten(value)}: {problem}", name, "invalid_value")
-
-
 def _check_n(n: int, best_of: int | None, limits: Limits) -> None:
     for name, value in (("n", n), ("best_of", best_of)):
         if value is not None and value > limits.max_n:
-            raise _wrong(name, value, f"must be at most {limits.max_n}")
+            raise wrong(name, value, f"must be at most {limits.max_n}")
     if best_of is not None and best_of < n:
-        raise _wrong("best_of", best_of, f"must be at least n, which is {n}")
+        raise wrong("best_of", best_of, f"must be at least n, which is {n}")
 
 
 def _texts(name: str, texts: list[str], longest: int) -> tuple[str, ...]:
     if len(texts) > MAX_STOP_STRINGS:
-        raise _wrong(name, texts, f"must have at most {MAX_STOP_STRINGS} strings")
+        raise wrong(name, texts, f"must have at most {MAX_STOP_STRINGS} strings")
     for text in texts:
         if not 0 < len(text) <= longest:
-            raise _wrong(name, text, f"each string has 1 to {longest} characters")
+            raise wrong(name, text, f"each string has 1 to {longest} characters")
     return tuple(texts)
 
 
@@ -194,7 +189,7 @@ def _token_ids(name: str, ids: list[int] | None, limits: Limits) -> tuple[int, .
 
 def _allowed(request: SamplingFields, limits: Limits) -> tuple[int, ...]:
     if request.allowed_token_ids == []:
-        raise _wrong("allowed_token_ids", [], "must name at least one token")
+        raise wrong("allowed_token_ids", [], "must name at least one token")
     return _token_ids("allowed_token_ids", request.allowed_token_ids, limits)
 
 
@@ -203,7 +198,7 @@ def _logit_bias(request: SamplingFields, limits: Limits) -> dict[int, float]:
     for key, value in (request.logit_bias or {}).items():
         # At most ten ASCII digits: int() also reads other digits, spaces and underscores.
         if not (key.isascii() and key.isdigit() and len(key) <= 10 and int(key) < limits.vocab_size):
-            raise _wrong("logit_bias", key, f"keys are token ids between 0 and {limits.vocab_size - 1}")
+            raise wrong("logit_bias", key, f"keys are token ids between 0 and {limits.vocab_size - 1}")
         bias[int(key)] = value
     return bias
 

@@ -33,6 +33,7 @@ from .messages import (
     SequenceOutput,
     Shutdown,
     StepOutput,
+    ToEngine,
 )
 from .pulse import Pulse
 
@@ -59,6 +60,7 @@ class EngineClient:
         self._boxes: dict[str, Mailbox] = {}
         self._numbers = itertools.count()
         self._pulse = Pulse()
+        self._link: Link | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._ready: asyncio.Future[Ready] | None = None
         self._failure: EngineFailed | None = None
@@ -79,12 +81,12 @@ class EngineClient:
         """
         self._loop = asyncio.get_running_loop()
         self._ready = self._loop.create_future()
-        self._link = Link(self._loop, self._handle)
+        link = self._link = Link(self._loop, self._handle)
         launch = Launch(
             config=dataclasses.asdict(config),
             core=core,
-            inputs=self._link.inputs,
-            outputs=self._link.outputs,
+            inputs=link.inputs,
+            outputs=link.outputs,
             parent=os.getpid(),
         )
         command = [sys.executable, "-m", "pagetide_server.engine.process"]
@@ -98,7 +100,7 @@ class EngineClient:
         self._closing = True
         process = self._process
         if process is not None and process.returncode is None:
-            self._link.send(Shutdown())
+            self._send(Shutdown())
             # While it loads, the engine reads no messages.
             patience = EXIT_SECONDS if self._ready is not None and self._ready.done() else 0
             try:
@@ -108,8 +110,9 @@ class EngineClient:
                     process.kill()
         if self._watcher is not None:
             await self._watcher
-            self._link.close()
-            self._watcher = None
+        link, self._link = self._link, None
+        if link is not None:
+            link.close()
 
     @property
     def ready(self) -> Ready:
@@ -127,9 +130,12 @@ class EngineClient:
         """Why the engine cannot be relied on, or None. An idle engine is healthy, and so is one that still loads."""
         if self._failure is not None:
             return str(self._failure)
-        if self._ready is not None and self._ready.done():
-            self._link.receive()  # after a stall of this process, the heartbeats of that time still lie in the socket
         return self._pulse.problem(time.monotonic())
+
+    def refresh(self) -> None:
+        """Take in what has arrived: after a stall of this process, heartbeats of that time still lie in the socket."""
+        if self._link is not None:
+            self._link.receive()
 
     # ---- requests
 
@@ -150,7 +156,7 @@ class EngineClient:
         try:
             for request_id, prompt in zip(box.ids, prompts, strict=True):
                 self._boxes[request_id] = box
-                self._link.send(
+                self._send(
                     AddRequest(
                         request_id=request_id,
                         prompt_token_ids=prompt.token_ids,
@@ -164,7 +170,7 @@ class EngineClient:
         finally:
             for request_id in box.ids:
                 if self._boxes.pop(request_id, None) is not None:
-                    self._link.send(AbortRequest(request_id))
+                    self._send(AbortRequest(request_id))
 
     def ended(self, request_id: str) -> None:
         """Say that all sequences of a request have ended, so that leaving its context need not abort it."""
@@ -178,7 +184,7 @@ class EngineClient:
 
     def stop(self, request_id: str, index: int) -> None:
         """End one sequence because a stop string was found in its text."""
-        self._link.send(AbortRequest(request_id, index, "stop"))
+        self._send(AbortRequest(request_id, index, "stop"))
 
     async def generate(
         self,
@@ -233,6 +239,10 @@ class EngineClient:
 
     # ---- process and sockets
 
+    def _send(self, message: ToEngine) -> None:
+        if self._link is not None:
+            self._link.send(message)
+
     async def _tell(self, process: asyncio.subprocess.Process, text: bytes) -> None:
         assert process.stdin is not None
         with contextlib.suppress(ConnectionError):  # it died at once: `_watch` says so
@@ -243,7 +253,8 @@ class EngineClient:
     async def _watch(self, process: asyncio.subprocess.Process) -> None:
         """Wait for the end of the process, then fail everything that waits for it."""
         code = await process.wait()
-        self._link.receive_last()
+        if self._link is not None:
+            self._link.receive_last()
         if self._failure is None and not self._closing:
             what = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
             self._failure = EngineFailed(f"the engine process {what}", EXIT_ENGINE)

@@ -37,6 +37,8 @@ class Link:
         # The receiver binds: a sender that connects queues its messages, whether its peer is there already or no more.
         self._outgoing = self._socket(zmq.PUSH)
         self._outgoing.connect(self.inputs)
+        # The turn in which the rest is handled, if there is a rest.
+        self._again: asyncio.Handle | None = None
         self._descriptor = int(self._incoming.getsockopt(zmq.FD))
         loop.add_reader(self._descriptor, self.receive)
 
@@ -47,15 +49,21 @@ class Link:
 
     def receive(self) -> None:
         """Handle what has arrived. The socket's descriptor signals an edge, so it is read until it is empty."""
+        if self._again is not None:
+            self._again.cancel()
+            self._again = None
         if self._incoming.closed:
             return
+        # Whatever becomes of a message, those behind it must not stay where nothing announces them any more.
+        self._again = self._loop.call_soon(self.receive)
         for _ in range(DRAIN_AT_ONCE):
             try:
                 raw = self._incoming.recv(zmq.NOBLOCK)
             except zmq.Again:
+                self._again.cancel()
+                self._again = None
                 return
             self._handle(self._decoder.decode(raw))
-        self._loop.call_soon(self.receive)
 
     def receive_last(self) -> None:
         """Handle what an ended process has left in the socket."""

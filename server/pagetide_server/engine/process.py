@@ -26,6 +26,7 @@ from pagetide_spec.errors import PagetideError, SettingError
 
 from ..logs import set_up_logging
 from .channels import LINGER_MS, Inbox, Outbox
+from .failures import EngineFailed
 from .launch import EXIT_ENGINE, EXIT_SETTING, EXIT_START, Launch
 from .messages import (
     AbortRequest,
@@ -101,8 +102,7 @@ class Loop:
         for message in messages:
             if isinstance(message, Shutdown):
                 return False
-            add = isinstance(message, AddRequest)
-            outputs += self.core.add(message) if add else self.core.abort(message)  # type: ignore[arg-type]
+            outputs += self.core.add(message) if isinstance(message, AddRequest) else self.core.abort(message)
         if messages:
             self._report(outputs)
         self.has_work = self.core.has_work()
@@ -168,23 +168,28 @@ def loading_reporter(outbox: Outbox) -> Callable[[str, float], None]:
     return report
 
 
-def start(launch: Launch, outbox: Outbox) -> Core | int:
-    """The core, or the exit code after a failed start, which has been reported."""
+def start(launch: Launch, outbox: Outbox) -> Core:
+    """The core.
+
+    Raises:
+        EngineFailed: it could not start.
+    """
     try:
         config = EngineConfig.from_mapping(launch.config)
         return resolve(launch.core)(config, loading_reporter(outbox))
     except PagetideError as error:
-        code = EXIT_SETTING if isinstance(error, SettingError) else EXIT_START
-        outbox.send(Failed(message=str(error), exit_code=code))
-        return code
+        raise EngineFailed(str(error), EXIT_SETTING if isinstance(error, SettingError) else EXIT_START) from error
     except Exception as error:
         log.exception("the engine could not start")
-        outbox.send(Failed(message=f"{type(error).__name__}: {error}", exit_code=EXIT_START))
-        return EXIT_START
+        raise EngineFailed(f"{type(error).__name__}: {error}", EXIT_START) from error
 
 
-def serve(core: Core, inbox: Inbox, outbox: Outbox, heart: Callable[[Loop], Heart]) -> int:
-    """Run the loop to its end; the exit code."""
+def serve(core: Core, inbox: Inbox, outbox: Outbox, heart: Callable[[Loop], Heart]) -> None:
+    """Run the loop to its end.
+
+    Raises:
+        EngineFailed: a step failed.
+    """
     loop = Loop(core, inbox, outbox)
     heart(loop).start()
     # What is loaded lives as long as the process: a garbage collection that walks it all would only delay a step.
@@ -193,10 +198,8 @@ def serve(core: Core, inbox: Inbox, outbox: Outbox, heart: Callable[[Loop], Hear
         loop.run()
     except Exception as error:
         log.exception("an engine step failed")
-        outbox.send(Failed(message=f"{type(error).__name__}: {error}", exit_code=EXIT_ENGINE))
-        return EXIT_ENGINE
+        raise EngineFailed(f"{type(error).__name__}: {error}", EXIT_ENGINE) from error
     core.close()
-    return 0
 
 
 def die_with_parent(parent: int) -> None:
@@ -217,14 +220,17 @@ def main() -> int:
     wait_passively()
     set_up_logging(launch.config["log_level"], launch.config["log_format"], "engine")
     # The heartbeat's socket lives in a context of its own: the main one is ended below, while that thread still beats.
-    contexts: list[zmq.Context[zmq.Socket[bytes]]] = [zmq.Context(), zmq.Context()]
-    outbox = Outbox(contexts[0], launch.outputs)
-    inbox = Inbox(contexts[0], launch.inputs)
-    core = start(launch, outbox)
-    code = core if isinstance(core, int) else 0
-    if not isinstance(core, int):
-        code = serve(core, inbox, outbox, lambda loop: Heart(loop, Outbox(contexts[1], launch.outputs), launch.parent))
-    contexts[0].destroy(LINGER_MS)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    heart_context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    outbox, inbox = Outbox(context, launch.outputs), Inbox(context, launch.inputs)
+    code = 0
+    try:
+        core = start(launch, outbox)
+        serve(core, inbox, outbox, lambda loop: Heart(loop, Outbox(heart_context, launch.outputs), launch.parent))
+    except EngineFailed as failure:
+        code = failure.exit_code
+        outbox.send(Failed(message=str(failure), exit_code=code))
+    context.destroy(LINGER_MS)
     return code
 
 

@@ -88,8 +88,10 @@ def launched(model: Path, log: Path, *flags: str, ready: bool = True, **env: str
     command = [sys.executable, str(HERE / "fake_server.py"), str(model), "--host=127.0.0.1", "--port=0", *flags]
     output = log.open("w")
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=output, text=True, env={**os.environ, **env}, start_new_session=True
-    )
+        command, stdout=subprocess.PIPE, stderr=output, text=True, start_new_session=True,
+        # A server that is killed leaves its sockets' folder: it goes with the test's own.
+        env={**os.environ, "TMPDIR": str(log.parent), **env},
+    )  # fmt: skip
     try:
         running = Running(process, "", httpx.Client(), log)
         if ready:

@@ -1,6 +1,7 @@
-"""An engine core without a model: token streams that follow from the prompt alone, and faults on request.
+"""The real engine core and scheduler around a model that is none: answers that follow from the prompt alone.
 
-It runs in the real engine process (`core="fake_core:create"`). A request's `cache_salt` asks for a fault, see `FAULTS`.
+It runs in the real engine process (`core="fake_core:create"`). The first token of a prompt may ask for a fault, see
+`SLOW` and those below it; a grammar named "wrong" cannot be compiled; `allowed_token_ids` dictate the answer.
 Environment: FAKE_STEP_S (duration of a step), FAKE_LOAD_S, FAKE_LOAD_ERROR (setting | model | crash).
 """
 
@@ -10,206 +11,133 @@ import hashlib
 import os
 import signal
 import time
+import types
 from collections.abc import Callable
 
-from pagetide_server.engine.messages import (
-    AbortRequest,
-    AddRequest,
-    EngineStats,
-    Ready,
-    SequenceOutput,
-    StepOutput,
-    TokenLogprobs,
-)
+from pagetide_server.engine.core import EngineCore
+from pagetide_server.engine.messages import Ready, TokenLogprobs
+from pagetide_server.engine.scheduler import Scheduler, SchedulerConfig
 from pagetide_spec.config import EngineConfig
 from pagetide_spec.errors import PagetideError, SettingError
 
 EOS = 1
-VOCAB = 390
+VOCAB = 400
 FIRST_WORD = 262
-BLOCK = 16
-NUM_BLOCKS = 4096
+# Prompts that begin with these: steps of 50 ms; an answer that fails, a core that raises and one that is killed, after
+# three tokens; a first step that takes longer than heartbeats may stay away.
+SLOW, FAIL, RAISE, DIE, LONG_STEP = 380, 381, 382, 383, 384
+LONG_STEP_SECONDS = 8
 
 
-def script(prompt: list[int], index: int, length: int) -> list[int]:
-    """The first tokens of an answer: the same for the same prompt and index."""
-    seed = ",".join(map(str, prompt)) + f"/{index}"
-    digest = hashlib.shake_256(seed.encode()).digest(2 * length)
-    span = VOCAB - FIRST_WORD
-    return [FIRST_WORD + int.from_bytes(digest[2 * i : 2 * i + 2], "big") % span for i in range(length)]
+def script(sequence) -> int:
+    """The next token of an answer: always the same for the same prompt, index and place."""
+    params, place = sequence.params, sequence.generated
+    if params.allowed_token_ids:
+        return (*params.allowed_token_ids, *[EOS] * (place + 1))[place]
+    if forced := [token for token, bias in params.logit_bias.items() if bias >= 100]:
+        return forced[0]
+    index = 0 if params.temperature == 0 or params.top_k == 1 else sequence.index
+    seed = ",".join(map(str, sequence.tokens[: sequence.prompt_len])) + f"/{index}/{place}"
+    digest = hashlib.blake2b(seed.encode(), digest_size=2).digest()
+    return FIRST_WORD + int.from_bytes(digest, "big") % (SLOW - FIRST_WORD)
 
 
-class _Sequence:
-    def __init__(self, request: AddRequest, index: int) -> None:
-        self.request, self.index = request, index
-        self.limit = request.params.max_tokens or 16
-        self.script = _script_of(request, index, self.limit)
-        self.made = 0
+class Model:
+    """Runner and sampler at once; its logits are not looked at."""
 
-
-def _script_of(request: AddRequest, index: int, length: int) -> list[int]:
-    """What a sequence says: what the request dictates (`say:ids`, a bias), or what follows from its prompt."""
-    params = request.params
-    if request.cache_salt.startswith("say:"):
-        said = [int(i) for i in request.cache_salt.removeprefix("say:").split(",")]
-        return [*said, *[EOS] * length][:length]
-    forced = [token for token, bias in params.logit_bias.items() if bias >= 100]
-    greedy = params.temperature == 0 or params.top_k == 1
-    return forced[:1] * length or script(request.prompt_token_ids, 0 if greedy else index, length)
-
-
-class FakeCore:
-    """Admits requests up to `max_num_seqs` sequences, and gives each one token a step."""
-
-    def __init__(self, config: EngineConfig) -> None:
-        self.ready = Ready(
-            max_model_len=config.max_model_len or 512, vocab_size=VOCAB, eos_token_ids=[EOS],
-            max_num_seqs=config.max_num_seqs or 64, max_num_batched_tokens=2048, block_size=BLOCK,
-            num_blocks=NUM_BLOCKS, num_swap_blocks=0, dtype="float32", device="fake", attention="none",
-        )  # fmt: skip
-        self._max_queue = config.max_queue_len
-        self._waiting: list[AddRequest] = []
-        self._running: list[_Sequence] = []
-        self._cached: set[tuple[int, ...]] = set()
-        self._totals = EngineStats()
+    def __init__(self) -> None:
+        self.broken = False
         self._step_seconds = float(os.environ.get("FAKE_STEP_S", "0.002"))
 
-    def add(self, request: AddRequest) -> list[SequenceOutput]:
-        fault = request.cache_salt
-        if fault == "refuse":
-            return [_error(request, "the grammar is wrong", "invalid")]
-        if len(self._waiting) >= self._max_queue:
-            return [_error(request, "the queue is full", "queue_full")]
-        self._waiting.append(request)
-        return []
-
-    def abort(self, request: AbortRequest) -> list[SequenceOutput]:
-        def hit(r: AddRequest, index: int | None) -> bool:
-            return r.request_id == request.request_id and request.index in (None, index)
-
-        ended = [s for s in self._running if hit(s.request, s.index)]
-        self._running = [s for s in self._running if s not in ended]
-        self._waiting = [r for r in self._waiting if not hit(r, None)]
-        return [
-            SequenceOutput(request_id=s.request.request_id, index=s.index, finish_reason=request.reason) for s in ended
-        ]
-
-    def close(self) -> None:
-        """There is nothing to end."""
-
-    def has_work(self) -> bool:
-        return bool(self._waiting or self._running)
-
-    def is_waiting(self) -> bool:
-        return False
-
-    def step(self) -> StepOutput:
-        began = time.monotonic()
-        admitted = self._admit()
-        for sequence in self._running:
-            _act(sequence)
+    def execute(self, step):
         time.sleep(self._step_seconds)
-        outputs = [self._advance(s, s.request.request_id in admitted, began) for s in self._running]
-        count = len(self._running)
-        self._running = [s for s, o in zip(self._running, outputs, strict=True) if o.finish_reason is None]
-        self._totals.steps += 1
-        now = time.monotonic()
-        return StepOutput(
-            outputs=outputs, stats=self.stats(), time=now, seconds=now - began, tokens=count, sequences=count
-        )
+        for row in step.rows:
+            self._act(row.sequence)
+        prompt = {
+            i: [0] * row.count for i, row in enumerate(step.rows) if row.sequence.params.prompt_logprobs is not None
+        }
+        return types.SimpleNamespace(sampling=[0] * len(step.sampling()), prompt=prompt)
 
-    def stats(self) -> EngineStats:
-        stats = self._totals
-        stats.running, stats.waiting = len(self._running), len(self._waiting)
-        stats.oldest_arrival = min((r.arrival for r in self._waiting), default=None)
-        stats.admissible_seqs = self.ready.max_num_seqs
-        stats.blocks_used = sum(1 + len(s.request.prompt_token_ids) // BLOCK for s in self._running)
-        stats.blocks_free = NUM_BLOCKS - stats.blocks_used
-        return stats
+    def _act(self, sequence) -> None:
+        fault, at = sequence.tokens[0], sequence.generated
+        if fault in (SLOW, FAIL):
+            time.sleep(0.05)
+        elif fault == LONG_STEP and at == 0:
+            time.sleep(LONG_STEP_SECONDS)
+        elif fault == DIE and at == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.broken = self.broken or (fault == RAISE and at == 3)
 
-    def _admit(self) -> set[str]:
-        admitted = set()
-        while self._waiting:
-            request = self._waiting[0]
-            count = request.params.best_of or request.params.n
-            if self._running and len(self._running) + count > self.ready.max_num_seqs:
-                break
-            self._waiting.pop(0)
-            self._running += [_Sequence(request, i) for i in range(count)]
-            admitted.add(request.request_id)
-        return admitted
+    def sample(self, logits, sequences):
+        errors = {i: "out of luck" for i, s in enumerate(sequences) if s.tokens[0] == FAIL and s.generated == 3}
+        tokens = [script(s) for s in sequences]
+        asked = [s.params.logprobs for s in sequences]
+        logprobs = [None if top is None else known(t, top) for t, top in zip(tokens, asked, strict=True)]
+        return types.SimpleNamespace(token_ids=tokens, logprobs=logprobs, errors=errors)
 
-    def _advance(self, sequence: _Sequence, first: bool, scheduled: float) -> SequenceOutput:
-        request, params = sequence.request, sequence.request.params
-        token = sequence.script[sequence.made]
-        sequence.made += 1
-        output = SequenceOutput(request_id=request.request_id, index=sequence.index, token_ids=[token])
-        if params.logprobs is not None:
-            output.logprobs = [_logprobs(token, params.logprobs)]
-        if first:
-            output.scheduled, output.cached_tokens = scheduled, self._cache_hit(request)
-            if params.prompt_logprobs is not None:
-                ids = request.prompt_token_ids
-                output.prompt_logprobs = [None, *(_logprobs(i, params.prompt_logprobs) for i in ids[1:])]
-        stops = set(params.stop_token_ids) | (set() if params.ignore_eos else {EOS})
-        if token in stops and sequence.made > params.min_tokens:
-            output.finish_reason, output.stop_token_id = "stop", token
-        elif sequence.made == sequence.limit:
-            output.finish_reason = "length"
-        if request.cache_salt == "fail-after-3" and sequence.made == 3:
-            output.finish_reason, output.error, output.error_kind = "error", "out of luck", "engine"
-        return output
-
-    def _cache_hit(self, request: AddRequest) -> int:
-        ids = request.prompt_token_ids
-        key = tuple(ids)
-        hit = (len(ids) - 1) // BLOCK * BLOCK if key in self._cached else 0
-        self._cached.add(key)
-        self._totals.prefix_query_tokens += len(ids)
-        self._totals.prefix_hit_tokens += hit
-        return hit
+    def prompt_logprobs(self, logits, next_token_ids, top):
+        return [known(token, top) for token in next_token_ids]
 
 
-def _act(sequence: _Sequence) -> None:
-    """Carry out the fault that a request asked for."""
-    fault = sequence.request.cache_salt
-    if fault in ("slow", "fail-after-3"):
-        time.sleep(0.05)
-    if fault == "long-step" and sequence.made == 0:
-        time.sleep(3)
-    if sequence.made == 3:
-        FAULTS.get(fault, _none)()
-
-
-def _raise() -> None:
-    raise RuntimeError("a kernel failed")
-
-
-def _none() -> None:
-    pass
-
-
-FAULTS: dict[str, Callable[[], None]] = {
-    "raise-after-3": _raise,
-    "die-after-3": lambda: os.kill(os.getpid(), signal.SIGKILL),
-    "stop-after-3": lambda: os.kill(os.getpid(), signal.SIGSTOP),
-}
-
-
-def _logprobs(token: int, top: int) -> TokenLogprobs:
+def known(token: int, top: int) -> TokenLogprobs:
+    """Log probabilities at a place where `token` is the likeliest."""
     ids = [token, *(i for i in range(FIRST_WORD, FIRST_WORD + top + 1) if i != token)][:top]
     return TokenLogprobs(token, -0.25, 1, ids, [-0.25 - 0.5 * n for n in range(top)])
 
 
-def _error(request: AddRequest, message: str, kind: str) -> SequenceOutput:
-    return SequenceOutput(request_id=request.request_id, finish_reason="error", error=message, error_kind=kind)
+class Compiler:
+    """Its grammars allow everything; it is compiler, compilation, grammar and matcher."""
+
+    error = None
+
+    def __init__(self, structure=None) -> None:
+        self._structure = structure
+
+    def compile(self, structure):
+        return Compiler(structure)
+
+    def done(self):
+        return True
+
+    def result(self):
+        if self._structure.value == "wrong":
+            raise PagetideError("the grammar is wrong")
+        return self
+
+    def matcher(self):
+        return self
+
+    def accept(self, token_id):
+        return True
+
+    def close(self):
+        pass
 
 
-def create(config: EngineConfig, progress: Callable[[str, float], None]) -> FakeCore:
-    """The core, after the loading that the environment asks for."""
+class FakeCore(EngineCore):
+    """The real one, whose steps raise once the model is broken."""
+
+    def step(self):
+        output = super().step()
+        if self._runner.broken:
+            raise RuntimeError("a kernel failed")
+        return output
+
+
+def settings(config: EngineConfig) -> SchedulerConfig:
+    """What a real model would leave of the settings."""
+    return SchedulerConfig(
+        block_size=16, num_blocks=4096, num_swap_blocks=0, max_num_seqs=config.max_num_seqs or 64,
+        max_num_batched_tokens=2048, max_model_len=config.max_model_len or 512, policy=config.scheduling_policy,
+        max_queue_len=config.max_queue_len, eos_token_ids=frozenset({EOS}),
+    )  # fmt: skip
+
+
+def load(progress: Callable[[str, float], None]) -> None:
+    """The loading that the environment asks for."""
     fault = os.environ.get("FAKE_LOAD_ERROR")
     if fault == "setting":
-        raise SettingError("max_model_len", config.max_model_len, "must be at most 32")
+        raise SettingError("max_model_len", 64, "must be at most 32")
     if fault == "model":
         raise PagetideError("the weights are damaged")
     if fault == "crash":
@@ -218,4 +146,15 @@ def create(config: EngineConfig, progress: Callable[[str, float], None]) -> Fake
     for tenth in range(10):
         progress("weights", tenth / 10)
         time.sleep(seconds / 10)
-    return FakeCore(config)
+
+
+def create(config: EngineConfig, progress: Callable[[str, float], None]) -> FakeCore:
+    """The core, once it is loaded."""
+    load(progress)
+    limits, model = settings(config), Model()
+    ready = Ready(
+        max_model_len=limits.max_model_len, vocab_size=VOCAB, eos_token_ids=[EOS], max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=limits.max_num_batched_tokens, block_size=limits.block_size,
+        num_blocks=limits.num_blocks, num_swap_blocks=0, dtype="float32", device="fake", attention="none",
+    )  # fmt: skip
+    return FakeCore(Scheduler(limits), model, model, Compiler(), ready)

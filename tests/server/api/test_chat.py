@@ -18,6 +18,15 @@ def ask(client, **request):
     return client.chat.completions.create(**{"model": "tiny", "messages": MESSAGES, "max_tokens": 10, **request})
 
 
+def test_the_client_knows_its_requests_ids(client):
+    assert ask(client, extra_headers={"x-request-id": "my-id"})._request_id == "my-id"
+    assert ask(client)._request_id
+    with client.chat.completions.with_streaming_response.create(
+        model="tiny", messages=MESSAGES, stream=True, extra_headers={"x-request-id": "my-stream"}
+    ) as response:
+        assert response.request_id == "my-stream"
+
+
 @pytest.mark.parametrize(
     "request_fields",
     [

@@ -7,12 +7,17 @@ import os
 from pathlib import Path
 
 import pytest
+import zmq
 
+from pagetide_server.engine.channels import Outbox
 from pagetide_server.engine.client import EngineClient, EngineDead, EngineFailed
-from pagetide_server.engine.messages import Heartbeat, SamplingParams
+from pagetide_server.engine.link import Link
+from pagetide_server.engine.messages import Heartbeat, Loading, SamplingParams, Structure
 from pagetide_server.engine.pulse import Pulse
 from pagetide_spec.config import EngineConfig
 
+# Of fake_core.py.
+SLOW, DIE = 380, 383
 PARAMS = SamplingParams(max_tokens=5)
 
 
@@ -58,7 +63,7 @@ async def test_equal_request_ids_do_not_collide(engine):
 
 
 async def test_closing_the_iterator_aborts(engine):
-    outputs = engine.generate([300], SamplingParams(max_tokens=400, n=2), cache_salt="slow")
+    outputs = engine.generate([SLOW], SamplingParams(max_tokens=400, n=2))
     await anext(outputs)
     assert engine.stats.running == 2
     await outputs.aclose()
@@ -67,12 +72,12 @@ async def test_closing_the_iterator_aborts(engine):
 
 
 async def test_an_error_ends_the_iterator(engine):
-    outputs = await collect(engine, [300], SamplingParams(n=3), cache_salt="refuse")
+    outputs = await collect(engine, [300], SamplingParams(n=3, structure=Structure(kind="grammar", value="wrong")))
     assert [(o.finish_reason, o.error_kind) for o in outputs] == [("error", "invalid")]
 
 
 async def test_death_reaches_every_open_iterator(engine):
-    jobs = [collect(engine, [300], cache_salt="slow"), collect(engine, [301], cache_salt="die-after-3")]
+    jobs = [collect(engine, [SLOW]), collect(engine, [DIE])]
     for result in await asyncio.gather(*jobs, return_exceptions=True):
         assert isinstance(result, EngineDead)
         assert "signal 9" in str(result)
@@ -99,6 +104,41 @@ async def test_a_core_that_does_not_exist_fails_the_start():
     with pytest.raises(EngineFailed, match="no_such_module"):
         await client.start(EngineConfig(model="fake"), "no_such_module:create")
     await client.close()
+
+
+async def test_a_start_that_spawns_nothing_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("sys.executable", str(tmp_path / "no-python"))
+    client = EngineClient()
+    with pytest.raises(FileNotFoundError):
+        await client.start(EngineConfig(model="fake"), "fake_core:create")
+    assert list(tmp_path.iterdir())
+    await client.close()
+    assert not list(tmp_path.iterdir())
+
+
+async def test_a_message_that_cannot_be_handled_holds_up_none_behind_it():
+    handled, errors = [], []
+
+    def handle(message):
+        if message.stage == "bad":
+            raise ValueError("cannot handle this")
+        handled.append(message.fraction)
+
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda loop, context: errors.append(context["exception"]))
+    link = Link(loop, handle)
+    context = zmq.Context()
+    try:
+        outbox = Outbox(context, link.outputs)
+        for number in range(100):
+            outbox.send(Loading(stage="bad" if number == 10 else "good", fraction=number))
+        await until(lambda: len(handled) == 99)
+        assert handled == [number for number in range(100) if number != 10]
+        assert [str(error) for error in errors] == ["cannot handle this"]
+    finally:
+        context.destroy(0)
+        link.close()
 
 
 def beat(steps, has_work=True, started=None, time=0.0):

@@ -7,7 +7,12 @@ import json
 import httpx
 import pytest
 
+from pagetide_server.api.errors import refusal
+from pagetide_server.engine.messages import SequenceOutput
+
 INT64 = 2**63
+# Of fake_core.py.
+FAIL = 381
 COMPLETION, CHAT = "/v1/completions", "/v1/chat/completions"
 HI = [{"role": "user", "content": "Hi"}]
 
@@ -38,10 +43,10 @@ VALUES = [
     ("min_tokens", [-1, 5, "x"]),
     ("seed", [1.5, "x", INT64]),
     ("stop", [5, [1, 2], {"a": 1}, "", [""], ["x"] * 65, "x" * 5000]),
-    ("allowed_token_ids", [[], [-1], [390], ["x"], 5]),
+    ("allowed_token_ids", [[], [-1], [400], ["x"], 5]),
     ("request_id", ["", "a b", "x" * 200, "a\r\nb", 5]),
-    ("stop_token_ids", [[-1], [390], [10**9], [2**70], ["x"], 5]),
-    ("logit_bias", [{"5": 101}, {"5": -101}, {"390": 1}, {"-1": 1}, {"x": 1}, {"5": "x"}, {"²": 1}, [5]]),
+    ("stop_token_ids", [[-1], [400], [10**9], [2**70], ["x"], 5]),
+    ("logit_bias", [{"5": 101}, {"5": -101}, {"400": 1}, {"-1": 1}, {"x": 1}, {"5": "x"}, {"²": 1}, [5]]),
     ("logit_bias", [{"9" * 30: 1}]),
     ("logprobs", [-1, 21, 10**6, "x"]),
     ("prompt_logprobs", [-1, 21]),
@@ -111,7 +116,7 @@ def test_wrong_chat_values_are_refused_by_name(server, field, value, more):
         error_of(server.post("/tokenize", messages=HI, chat_template_kwargs=value), 400, field)
 
 
-WRONG_PROMPTS = [None, [], [[]], {"a": 1}, 5, [1.5], ["a", 1], [390], [-1], [2**70], [[1], []], [[1], "a"], [True]]
+WRONG_PROMPTS = [None, [], [[]], {"a": 1}, 5, [1.5], ["a", 1], [400], [-1], [2**70], [[1], []], [[1], "a"], [True]]
 
 
 @pytest.mark.parametrize("prompt", WRONG_PROMPTS, ids=repr)
@@ -180,13 +185,12 @@ def test_embeddings_are_refused_clearly(server):
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 def test_the_engines_refusal_is_an_http_error(server, stream):
-    error_of(server.post(COMPLETION, prompt="x", cache_salt="refuse", stream=stream), 400, "grammar")
+    error_of(server.post(COMPLETION, prompt="x", guided_grammar="wrong", stream=stream), 400, "grammar")
 
 
 def test_a_failure_before_the_first_token_is_an_http_error_later_an_event(server):
-    salt = {"cache_salt": "fail-after-3"}
-    error_of(server.post(COMPLETION, prompt="x", **salt), 500, "out of luck")
-    text = server.post(COMPLETION, prompt="x", stream=True, **salt).text
+    error_of(server.post(COMPLETION, prompt=[FAIL]), 500, "out of luck")
+    text = server.post(COMPLETION, prompt=[FAIL], stream=True).text
     events = [e.removeprefix("data: ") for e in text.strip().split("\n\n")]
     assert events[-1] == "[DONE]"
     assert "out of luck" in json.loads(events[-2])["error"]["message"]
@@ -225,6 +229,24 @@ def test_request_ids_are_taken_over_or_made(server, given, kept):
     answer = server.http.post(COMPLETION, json={"prompt": "x"}, headers=[(b"x-request-id", given)])
     assert answer.status_code == 200
     assert (answer.headers["x-request-id"].encode() == given) is kept
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_a_request_id_in_the_body_names_the_answer(server, stream):
+    body = {"prompt": "x", "request_id": "mine-7", "stream": stream}
+    answer = server.post(COMPLETION, **body)
+    assert answer.headers["x-request-id"] == "mine-7"
+    assert '"id":"cmpl-mine-7"' in answer.text
+    both = server.http.post(COMPLETION, json=body, headers={"x-request-id": "the-header-s"})
+    assert both.headers["x-request-id"] == "the-header-s"
+
+
+@pytest.mark.parametrize(
+    ("wait", "told"), [(0, "1"), (0.2, "1"), (3.4, "4"), (1e6, "60")], ids=["no time", "a moment", "seconds", "days"]
+)
+def test_retry_after_is_what_requests_wait_now(wait, told):
+    output = SequenceOutput(request_id="r", finish_reason="error", error="full", error_kind="queue_full")
+    assert refusal(output, wait).headers == {"retry-after": told}
 
 
 def test_keys_guard_everything_but_health_and_metrics(launch, tmp_path):

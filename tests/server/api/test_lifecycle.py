@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures as futures
+import contextlib
 import os
+import pty
 import signal
 import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import httpx
 import pytest
 
+from pagetide_server.api.server import Server
+from pagetide_server.api.sockets import listen
+from pagetide_server.text.tokenizer import Tokenizer
+from pagetide_spec.config import EngineConfig
+
+# Of fake_core.py.
+SLOW, RAISE, DIE, LONG_STEP = 380, 382, 383, 384
+HIDE_CURSOR, SHOW_CURSOR = b"\x1b[?25l", b"\x1b[?25h"
 PROBES = ("/livez", "/readyz", "/health")
 
 
@@ -123,16 +135,16 @@ def test_ctrl_c_to_the_whole_group_drains_too(launch, wait):
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
-        pytest.param("die-after-3", "killed by signal 9", id="the engine is killed"),
-        pytest.param("raise-after-3", "a kernel failed", id="a step raises"),
+        pytest.param(DIE, "killed by signal 9", id="the engine is killed"),
+        pytest.param(RAISE, "a kernel failed", id="a step raises"),
     ],
 )
 def test_a_dead_engine_ends_streams_with_an_error_and_the_server_with_a_code(launch, fault, said):
     with launch() as server:
         engine = server.engine_pid
         with futures.ThreadPoolExecutor(2) as pool:
-            whole = pool.submit(server.post, "/v1/completions", prompt="x", max_tokens=400, cache_salt="slow")
-            text = stream(server, cache_salt=fault, max_tokens=400)
+            whole = pool.submit(server.post, "/v1/completions", prompt=[SLOW], max_tokens=400)
+            text = stream(server, prompt=[fault], max_tokens=400)
             assert whole.result(10).status_code == 503
         assert said in text
         assert text.endswith("data: [DONE]\n\n")
@@ -156,9 +168,11 @@ def test_a_stopped_engine_is_seen_within_ten_seconds(launch, wait):
         assert server.complete(prompt="x", max_tokens=1)
 
 
+@pytest.mark.slow
 def test_a_long_step_is_no_hang(launch):
+    # It takes longer than a silence of heartbeats may.
     with launch() as server, futures.ThreadPoolExecutor(1) as pool:
-        job = pool.submit(server.post, "/v1/completions", prompt="x", max_tokens=2, cache_salt="long-step")
+        job = pool.submit(server.post, "/v1/completions", prompt=[LONG_STEP], max_tokens=2)
         seen = set()
         while not job.done():
             seen |= {server.status(p) for p in PROBES}
@@ -187,6 +201,39 @@ def test_a_failed_start_says_why(launch, fault, code, said):
     lines = [line for line in server.log.read_text().splitlines() if "error:" in line]
     assert len(lines) == 1
     assert said in lines[0]
+
+
+def test_a_signal_while_loading_gives_the_terminal_its_cursor_back(tiny_model, wait):
+    ours, theirs = pty.openpty()
+    env = {**os.environ, "FAKE_LOAD_S": "30", "TERM": "xterm"}
+    command = [sys.executable, str(Path(__file__).parent / "fake_server.py"), str(tiny_model), "--port=0"]
+    shown = b""
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=theirs, env=env) as process:
+        os.close(theirs)
+        while b"weights" not in shown:
+            shown += os.read(ours, 4096)
+        process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(OSError):  # how a terminal without a process reads
+            while part := os.read(ours, 4096):
+                shown += part
+    os.close(ours)
+    assert process.returncode == 0
+    assert shown.rfind(HIDE_CURSOR) < shown.rfind(SHOW_CURSOR)
+
+
+async def test_a_server_whose_http_side_ends_does_not_live_on(tiny_model, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]))
+    config = EngineConfig(model=str(tiny_model))
+    server = Server(config, [], "fake_core:create", lambda config: Tokenizer.from_folder(Path(config.model)))
+
+    async def serve(http, sockets):
+        while server._context.prompter is None:  # noqa: ASYNC110 - nothing announces it
+            await asyncio.sleep(0.01)
+
+    monkeypatch.setattr("pagetide_server.api.server._Uvicorn.serve", serve)
+    async with asyncio.timeout(20):
+        with listen("127.0.0.1", 0) as listener:
+            assert await server.run(listener) == 1
 
 
 def run(*arguments, **env):

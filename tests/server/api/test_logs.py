@@ -10,6 +10,9 @@ import pytest
 
 from pagetide_server.logs import JsonFormatter
 
+# Of fake_core.py.
+RAISE = 382
+
 ORIGIN = "https://app.example"
 
 
@@ -30,7 +33,7 @@ def test_an_access_line_tells_times_and_tokens(launch):
 
 def test_every_line_of_both_processes_is_json(launch):
     with launch("--log-format=json") as server:
-        server.post("/v1/completions", prompt="x", cache_salt="raise-after-3")
+        server.post("/v1/completions", prompt=[RAISE])
         assert server.process.wait(10) == 4
         lines = [json.loads(line) for line in server.log.read_text().splitlines()]
     loggers = {line["logger"]: line for line in lines}

@@ -15,6 +15,8 @@ from pagetide_server.api.record import Record
 from pagetide_server.engine.messages import EngineStats, Ready, SequenceOutput, StepOutput
 from pagetide_spec.metrics import SERVER_METRICS, VLLM_METRICS
 
+# Of fake_core.py.
+FAIL = 381
 COUNTERS = ("prompt_tokens_total", "generation_tokens_total", "prefills_total", "decodes_total")
 HISTOGRAMS = (
     "request_queue_seconds", "time_to_first_token_seconds", "inter_token_seconds", "request_seconds",
@@ -100,7 +102,7 @@ def test_tokens_behind_a_stop_string_are_not_counted(server):
         pytest.param({"temperature": -1}, id="a value out of range"),
         pytest.param({"model": "other"}, id="another model"),
         pytest.param({"prompt": [300] * 600}, id="a prompt over the window"),
-        pytest.param({"cache_salt": "refuse"}, id="refused by the engine"),
+        pytest.param({"guided_grammar": "wrong"}, id="refused by the engine"),
     ],
 )
 def test_refused_requests_count_nothing(server, request_fields):
@@ -111,7 +113,7 @@ def test_refused_requests_count_nothing(server, request_fields):
 
 def test_failed_requests_are_counted_as_errors(server):
     before = totals(server)
-    server.post("/v1/completions", prompt=[300] * 3, cache_salt="fail-after-3")
+    server.post("/v1/completions", prompt=[FAIL, 300, 300])
     found = change(server, before)
     assert found["error"] == 1
     assert found["generation_tokens_total"] == found["decodes_total"] + 1
@@ -189,6 +191,24 @@ def test_what_block_sizes_would_save_is_exported():
     assert 'pagetide_prefix_tail_tokens_total{model_name="tiny"} 12.0' in text
     assert 'pagetide_prefix_shareable_tokens_total{block_size="8",model_name="tiny"} 40.0' in text
     assert 'pagetide_prefix_shareable_tokens_total{block_size="16",model_name="tiny"} 32.0' in text
+
+
+@pytest.mark.parametrize(
+    ("queued", "oldest", "expected"),
+    [
+        pytest.param(None, None, 0, id="nothing is known"),
+        pytest.param(7.5, None, 7.5, id="as long as the newest request waited"),
+        pytest.param(7.5, 10, 10, id="as long as the oldest already waits"),
+        pytest.param(7.5, 2, 7.5, id="the longer of both"),
+    ],
+)
+def test_how_long_a_request_may_wait(queued, oldest, expected):
+    metrics, now = ServerMetrics("m", "1"), 1000.0
+    if queued is not None:
+        metrics.prefilled(5, queued)
+    stats = EngineStats(oldest_arrival=None if oldest is None else now - oldest)
+    metrics.step(StepOutput(outputs=[], stats=stats, time=now))
+    assert metrics.expected_wait(now) == expected
 
 
 READY = Ready(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures as futures
+import contextlib
 import http.client
 import json
 import random
@@ -11,7 +12,9 @@ import time
 
 import pytest
 
-LONG = {"prompt": "The old harbour", "max_tokens": 400, "ignore_eos": True, "cache_salt": "slow"}
+# Of fake_core.py.
+SLOW = 380
+LONG = {"prompt": [SLOW, 300, 301], "max_tokens": 400, "ignore_eos": True}
 
 
 def connect(server, rcvbuf=None):
@@ -55,7 +58,7 @@ def idle(server):
     [
         pytest.param({"stream": True}, id="a stream"),
         pytest.param({"stream": True, "n": 4}, id="a stream of four answers"),
-        pytest.param({"stream": True, "prompt": ["a", "b", "c"]}, id="a stream of three prompts"),
+        pytest.param({"stream": True, "prompt": [[SLOW, 1], [SLOW, 2], [SLOW, 3]]}, id="a stream of three prompts"),
         pytest.param({}, id="a whole answer"),
         pytest.param({"n": 4, "best_of": 6}, id="the best of six"),
     ],
@@ -115,7 +118,12 @@ def test_a_slow_reader_holds_up_nobody_and_loses_nothing(server):
         assert part
         data += part
     found.close()
-    assert data.count(b"data: {") == 400 or b'"finish_reason":"length"' in data
+    events = [json.loads(line[6:]) for line in data.split(b"\n") if line.startswith(b"data: {")]
+    choices = [choice for event in events for choice in event["choices"]]
+    (whole,) = server.complete(**{**body, "stream": False})["choices"]
+    assert [i for choice in choices for i in choice["token_ids"]] == whole["token_ids"]
+    assert "".join(choice["text"] for choice in choices) == whole["text"]
+    assert choices[-1]["finish_reason"] == "length"
 
 
 def test_pipelined_requests_are_answered_in_order(server):
@@ -144,6 +152,23 @@ def test_half_requests_disturb_nobody_and_are_closed_in_time(server, wait):
     assert halves[2].recv(100).startswith(b"HTTP/1.1 408")
     for found in halves:
         found.close()
+
+
+def test_a_body_that_drips_is_given_up(launch):
+    with launch("--header-timeout-s=0.2") as server:
+        found = connect(server)
+        data = wire("/v1/completions", {"prompt": "x" * 2000})
+        found.sendall(data[:-1000])
+        found.settimeout(0.1)
+        answer, began = b"", time.monotonic()
+        for byte in data[-1000:]:
+            found.sendall(bytes([byte]))
+            with contextlib.suppress(TimeoutError):
+                answer = found.recv(100)
+                break
+        found.close()
+        assert answer.startswith(b"HTTP/1.1 408")
+        assert 1.5 < time.monotonic() - began < 5
 
 
 @pytest.mark.parametrize(

@@ -149,7 +149,7 @@ def hermes(launcher, tiny_model, tmp_path_factory):
 def say(server, text):
     """What makes the fake engine answer with this text."""
     ids = server.post("/tokenize", prompt=text, add_special_tokens=False).json()["tokens"]
-    return {"cache_salt": "say:" + ",".join(map(str, ids))}
+    return {"allowed_token_ids": ids}
 
 
 def ask(client, said, **request):

@@ -6,15 +6,13 @@ import json
 
 import pytest
 
-from pagetide_server.api.answer import Delta
 from pagetide_server.api.decoding import parse
 from pagetide_server.api.errors import ApiError
 from pagetide_server.api.middleware import key_matches
 from pagetide_server.api.protocol import ChatRequest, CompletionRequest
 from pagetide_server.api.splitting import tool_params
-from pagetide_server.api.usage import best
 from pagetide_server.api.validation import Limits, answer_length, sampling_params
-from pagetide_server.engine.messages import SamplingParams, TokenLogprobs
+from pagetide_server.engine.messages import SamplingParams
 
 LIMITS = Limits(max_model_len=100, vocab_size=50, max_n=8)
 SCHEMA = {"type": "object"}
@@ -131,10 +129,3 @@ def test_an_answer_fits_into_the_window(prompt_len, wanted, default, length):
 )  # fmt: skip
 def test_keys(authorization, matches):
     assert key_matches(authorization, [b"one", b"two"]) is matches
-
-
-def test_the_best_answers_of_each_prompt_come_first():
-    means = [-3.0, -1.0, -2.0, -0.5, -4.0, -0.1]
-    deltas = [Delta(i, "", [], [TokenLogprobs(0, mean, 1)] * 2) for i, mean in enumerate(means)]
-    assert [d.index for d in best(deltas, 2, 3)] == [1, 2, 5, 3]
-    assert best(deltas, 3, 3) == deltas

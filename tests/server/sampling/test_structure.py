@@ -96,7 +96,7 @@ WORD = "𓀀𓃰 ꙮ𝔘é"
         pytest.param(Structure(kind="json", value='{"oneOf": [{"type": "integer"}, {"enum": ["é"]}]}'),
                      lambda t: type(json.loads(t)) is int or json.loads(t) == "é", id="oneOf"),
         pytest.param(
-            Structure(kind="json", value='{"x-guidance": {"whitespace_pattern": ""}, "allOf": [' + SCHEMA + "]}"),
+            Structure(kind="json", value=f'{{"x-guidance": {{"whitespace_pattern": ""}}, "allOf": [{SCHEMA}]}}'),
             lambda t: json.dumps(json.loads(t), separators=(",", ":"), ensure_ascii=False) == t or "\\" in t,
             id="JSON without white space",
         ),

@@ -159,5 +159,12 @@ def test_an_answer_that_ends_inside_a_character_ends_with_one_replacement(tokeni
 def test_a_long_answer_costs_no_more_a_token_than_a_short_one(byte_level: Tokenizer) -> None:
     detokenizer = Detokenizer(byte_level, [], SamplingParams(stop=("aaaaaaaab",)))
     a = byte_level.encode("a", add_special_tokens=False)
-    released = sum(len(detokenizer.push(a).text) for _ in range(20_000))
+    fed = []
+    feed = detokenizer._finder.feed
+    detokenizer._finder.feed = lambda text, may_stop: fed.append(text) or feed(text, may_stop)
+    released = 0
+    for _ in range(20_000):
+        released += len(detokenizer.push(a).text)
+        assert len(detokenizer._held) <= 8
     assert released == 20_000 - 8
+    assert fed == ["a"] * 20_000

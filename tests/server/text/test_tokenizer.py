@@ -231,7 +231,6 @@ def test_bad_words_are_found_with_and_without_a_space_before(byte_level: Tokeniz
 
 
 def test_a_missing_other_tokenizer_is_named_as_such(tmp_path: Path) -> None:
-    pytest.importorskip("pagetide_server.model.files")
     with pytest.raises(SettingError) as caught:
         Tokenizer.load(EngineConfig(model=str(tmp_path), tokenizer=str(tmp_path / "none")))
     assert caught.value.field == "tokenizer"

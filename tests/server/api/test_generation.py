@@ -1,0 +1,107 @@
+"""What becomes of the prompts of one request, whatever the engine says of each."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from pathlib import Path
+
+import pytest
+
+from pagetide_server.api.errors import ApiError
+from pagetide_server.api.generation import generating
+from pagetide_server.api.metrics import ServerMetrics
+from pagetide_server.engine.failures import EngineDead
+from pagetide_server.engine.mailbox import Mailbox, Prompt
+from pagetide_server.engine.messages import SamplingParams, SequenceOutput
+from pagetide_server.text.tokenizer import Tokenizer
+
+
+class Engine:
+    """What a generation asks of the engine's client; a test puts the outputs into `box`."""
+
+    def __init__(self):
+        self.ended_ids, self.stopped = [], []
+
+    @contextlib.contextmanager
+    def open(self, prompts, arrival, name):
+        self.box = Mailbox([f"{name}-{i}" for i in range(len(prompts))], asyncio.get_running_loop())
+        yield self.box
+
+    def ended(self, request_id):
+        self.ended_ids.append(request_id)
+
+    def stop(self, request_id, index):
+        self.stopped.append((request_id, index))
+
+
+@pytest.fixture
+def engine():
+    return Engine()
+
+
+@pytest.fixture
+def metrics():
+    return ServerMetrics("m", "1")
+
+
+@pytest.fixture
+def start(engine, metrics, tiny_model: Path):
+    tokenizer = Tokenizer.from_folder(tiny_model)
+
+    def begin(prompts=1, **params):
+        asked = [Prompt([300 + i], SamplingParams(**params)) for i in range(prompts)]
+        return generating(engine, tokenizer, metrics, asked, arrival=0.0)
+
+    return begin
+
+
+def refusal(request_id):
+    return SequenceOutput(request_id=request_id, finish_reason="error", error="full", error_kind="queue_full")
+
+
+def counted(metrics):
+    return {reason: count for (reason,), count in metrics._values["requests_total"].items() if count}
+
+
+async def test_of_a_batch_only_what_was_taken_in_counts(start, engine, metrics):
+    async def run():
+        with start(prompts=4) as generation:
+            engine.box.put(SequenceOutput(request_id="r-0", token_ids=[300], scheduled=1.0))
+            engine.box.put(refusal("r-2"))
+            engine.box.put(refusal("r-3"))
+            await generation.finish()
+
+    with pytest.raises(ApiError) as caught:
+        await run()
+    assert caught.value.status == 429
+    # The first one ran, the second one waited; the others were never there.
+    assert counted(metrics) == {"abort": 2}
+    assert engine.ended_ids == ["r-2", "r-3"]
+
+
+async def test_a_failure_behind_a_stop_string_harms_nothing(start, engine, metrics):
+    with start(n=2, stop=("e",)) as generation:
+        text = generation.runs[0].answers[0]._detokenizer._tokenizer.encode("e", add_special_tokens=False)
+        engine.box.put(SequenceOutput(request_id="r-0", index=0, token_ids=text, scheduled=1.0))
+        (delta,) = await generation.next()
+        assert (delta.finish_reason, engine.stopped) == ("stop", [("r-0", 0)])
+        error = {"finish_reason": "error", "error": "late", "error_kind": "engine"}
+        engine.box.put(SequenceOutput(request_id="r-0", index=0, **error))
+        engine.box.put(SequenceOutput(request_id="r-0", index=1, token_ids=[300], finish_reason="length"))
+        assert [d.index for d in await generation.next()] == [1]
+        assert await generation.next() == []
+    assert counted(metrics) == {"stop": 1}
+
+
+async def test_a_dead_engine_is_an_error_of_every_open_prompt(start, engine, metrics):
+    async def run():
+        with start(prompts=2) as generation:
+            engine.box.put(SequenceOutput(request_id="r-0", token_ids=[300], finish_reason="length", scheduled=1.0))
+            await generation.next()
+            engine.box.fail(EngineDead("gone"))
+            await generation.next()
+
+    with pytest.raises(EngineDead):
+        await run()
+    assert counted(metrics) == {"length": 1, "error": 1}
