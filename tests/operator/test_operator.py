@@ -12,6 +12,8 @@ import kmock
 import kubernetes.client
 import pytest
 
+from pagetide_operator import act
+from pagetide_operator.client import ApiError
 from pagetide_operator.process import Operator, OperatorError, Options
 from pagetide_spec.errors import SettingError
 from pagetide_spec.names import API_VERSION, KIND, PLURAL
@@ -131,6 +133,30 @@ async def test_neither_kopf_nor_anybody_writes_at_rest(server, run, service):
     before = len(server["patch"]) + len(server["post"]) + len(server["delete"])
     await asyncio.sleep(1)  # five relists
     assert len(server["patch"]) + len(server["post"]) + len(server["delete"]) == before
+
+
+async def test_it_stops_when_told_though_the_server_does_not_answer():
+    configuration = kubernetes.client.Configuration()
+    configuration.host = "http://127.0.0.1:1"
+    operator = Operator(configuration, Options("i"))
+    running = asyncio.create_task(operator.run())
+    await asyncio.sleep(0.1)
+    operator.stop.set()
+    await asyncio.wait_for(running, 1)
+
+
+async def test_a_list_that_fails_for_a_while_is_asked_for_again(server, run, service, monkeypatch):
+    codes, plain = [500, 410], act.listed
+
+    async def listed(*arguments):
+        if codes:
+            raise ApiError(codes.pop(), "x", "out of luck")
+        return await plain(*arguments)
+
+    monkeypatch.setattr(act, "listed", listed)
+    server.objects[RESOURCES, "ns", "llm"] = service()
+    await run()
+    await until(lambda: reason(server) == "Starting")
 
 
 async def test_a_number_that_is_no_port_is_refused(run):
