@@ -69,9 +69,10 @@ def pod_template(service: InferenceService, default_image: str) -> Manifest:
     spec = merged(_pod_spec(service, default_image), {k: given[k] for k in _POD_LEVEL if k in given})
     for container in [*spec.get("initContainers", []), *spec["containers"]]:
         container["resources"] = quantities(container.get("resources", {}))
-    metadata: Manifest = {"labels": {**given.get("labels", {}), **labels_of(service)}}
-    template = {"metadata": metadata, "spec": spec}
-    metadata["annotations"] = {**given.get("annotations", {}), ANNOTATION_TEMPLATE_HASH: digest(template)}
+    annotations = dict(given.get("annotations", {}))
+    labels = {**given.get("labels", {}), **labels_of(service)}
+    template = {"metadata": {"labels": labels, "annotations": annotations}, "spec": spec}
+    annotations[ANNOTATION_TEMPLATE_HASH] = digest(template)
     return template
 
 

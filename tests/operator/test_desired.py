@@ -196,7 +196,8 @@ def test_pods_after_an_upgrade_of_the_operator(service, change, image):
 def test_bookkeeping_that_was_lost_or_spoilt_is_made_anew(service):
     live = json.loads(json.dumps(made(service())["Deployment", "llm"]))
     annotations = live["metadata"]["annotations"]
-    for damage in ({}, {**annotations, "pagetide.dev/template": "{"}):
+    edited = annotations["pagetide.dev/template"].replace("pagetide/server:1", "evil/server:1")
+    for damage in ({}, *({**annotations, "pagetide.dev/template": text} for text in ("{", "[]", "{}", "1", edited))):
         live["metadata"]["annotations"] = damage
         assert pod_of(service(), live=live, platform=NEWER)["containers"][0]["image"] == "pagetide/server:2"
 
@@ -207,6 +208,7 @@ def test_the_hash_in_the_template_tells_templates_apart(service):
 
     assert hash_of() == hash_of(replicas=3)
     assert hash_of() != hash_of(engine={"maxNumSeqs": 2})
+    assert hash_of() != hash_of(template={"annotations": {"a": "b"}})
 
 
 @pytest.mark.parametrize(
