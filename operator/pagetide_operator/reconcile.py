@@ -105,7 +105,7 @@ class Reconciler:
         kind, name = key_of(manifest)
         if not is_owned(found, service.uid):
             raise NameTaken(f"{kind} {name} exists and belongs to somebody else")
-        if service_of(kind, found) != (service.namespace, service.name):
+        if (service.namespace, service.name) not in service_of(kind, found):
             return False
         self._store.put(kind, found)
         self._late.add((service.namespace, service.name))
