@@ -68,7 +68,7 @@ def pod_template(service: InferenceService, default_image: str) -> Manifest:
     given = service.template
     spec = merged(_pod_spec(service, default_image), {k: given[k] for k in _POD_LEVEL if k in given})
     for container in [*spec.get("initContainers", []), *spec["containers"]]:
-        container["resources"] = quantities(container.get("resources", {}))
+        container["resources"] = quantities(container.get("resources") or {})
     annotations = dict(given.get("annotations", {}))
     labels = {**given.get("labels", {}), **labels_of(service)}
     template = {"metadata": {"labels": labels, "annotations": annotations}, "spec": spec}
@@ -78,8 +78,8 @@ def pod_template(service: InferenceService, default_image: str) -> Manifest:
 
 def quantities(resources: Mapping[str, Any]) -> Manifest:
     """Resources with every amount as text: server-side apply before Kubernetes 1.22 takes no number there."""
-    texts = {k: {n: str(v) for n, v in resources[k].items()} for k in ("limits", "requests") if k in resources}
-    return {**resources, **texts}
+    texts = {k: {n: str(v) for n, v in resources[k].items()} for k in ("limits", "requests") if resources.get(k)}
+    return {k: v for k, v in {**resources, **texts}.items() if v is not None}
 
 
 def digest(value: Any) -> str:

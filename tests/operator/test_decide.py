@@ -12,8 +12,9 @@ from pagetide_operator.reconcile import trouble_of
 from pagetide_spec.errors import ResourceError
 
 
-def ready(status, reason):
-    return {"conditions": [{"type": "Ready", "status": status, "reason": reason, "message": "m"}]}
+def ready(status, reason, progress="Complete"):
+    found = (("Ready", status, reason), ("Progressing", "False", progress))
+    return {"conditions": [{"type": t, "status": s, "reason": r, "message": "m"} for t, s, r in found]}
 
 
 @pytest.mark.parametrize(
@@ -26,6 +27,13 @@ def ready(status, reason):
         ),
         pytest.param(ready("True", "Ready"), ready("True", "Ready"), None, id="no news"),
         pytest.param(ready("True", "Ready"), {"replicas": 2}, None, id="something else changed"),
+        pytest.param(
+            ready("True", "Ready"),
+            ready("True", "Ready", "Unschedulable"),
+            ("Warning", "Unschedulable", "m"),
+            id="one more replica finds no room",
+        ),
+        pytest.param(ready("True", "Ready"), ready("True", "Ready", "RollingOut"), None, id="progress as it should be"),
     ],
 )
 def test_events(before, change, expected):
@@ -58,7 +66,11 @@ def test_time_alone_is_waited_for_only_where_it_matters(service):
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
-        pytest.param(None, None, id="no error"),
+        pytest.param(
+            KeyError("x"),
+            Failure("InternalError", "the operator failed (KeyError); its log has more"),
+            id="a fault of ours",
+        ),
         pytest.param(ApiError(0, "Unreachable", "x"), None, id="the server does not answer"),
         pytest.param(ApiError(503, "ServiceUnavailable", "x"), None, id="the server is busy"),
         pytest.param(ApiError(409, "Conflict", "x"), None, id="somebody was quicker"),
@@ -68,4 +80,9 @@ def test_time_alone_is_waited_for_only_where_it_matters(service):
     ],
 )
 def test_what_an_error_means_for_the_status(error, expected):
-    assert trouble_of(error) == expected
+    assert trouble_of([error]) == expected
+    assert trouble_of([ApiError(503, "ServiceUnavailable", "x"), error]) == expected
+
+
+def test_no_error_is_no_trouble():
+    assert trouble_of([]) is None

@@ -202,6 +202,13 @@ def test_bookkeeping_that_was_lost_or_spoilt_is_made_anew(service):
         assert pod_of(service(), live=live, platform=NEWER)["containers"][0]["image"] == "pagetide/server:2"
 
 
+@pytest.mark.parametrize("resources", [None, {"limits": None}, {"limits": {"cpu": 1}, "requests": None}])
+def test_resources_that_are_null_are_as_good_as_none(service, resources):
+    sidecar = {"name": "sidecar", "resources": resources}
+    made = pod_of(service(template={"containers": [sidecar]}))["containers"][1]["resources"]
+    assert made == ({"limits": {"cpu": "1"}} if resources and resources["limits"] else {})
+
+
 def test_the_hash_in_the_template_tells_templates_apart(service):
     def hash_of(**spec):
         return pod_template(parse(service(**spec)), "i")["metadata"]["annotations"][ANNOTATION_TEMPLATE_HASH]

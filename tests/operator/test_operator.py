@@ -12,7 +12,7 @@ import kmock
 import kubernetes.client
 import pytest
 
-from pagetide_operator import act
+from pagetide_operator import act, reconcile
 from pagetide_operator.client import ApiError
 from pagetide_operator.process import Operator, OperatorError, Options
 from pagetide_spec.errors import SettingError
@@ -93,6 +93,32 @@ async def test_a_service_gets_children_and_a_status(server, run, service):
     assert found(server, "apps/v1/deployments")["spec"]["replicas"] == 1
     assert found(server, "v1/services")["metadata"]["ownerReferences"][0]["uid"] == "uid-1"
     assert found(server, "policy/v1/poddisruptionbudgets") is not None
+
+
+async def test_a_fault_of_ours_is_told_in_the_status_and_stops_no_other(server, run, service, monkeypatch):
+    plain = reconcile.plan_for
+
+    def plan_for(found, *arguments):
+        if found.name == "odd":
+            raise KeyError("out of luck")
+        return plain(found, *arguments)
+
+    monkeypatch.setattr(reconcile, "plan_for", plan_for)
+    server.objects[RESOURCES, "ns", "odd"] = service("odd")
+    server.objects[RESOURCES, "ns", "llm"] = service()
+    await run()
+    await until(lambda: reason(server, "odd") == "InternalError")
+    await until(lambda: reason(server) == "Starting")
+
+
+async def test_what_cannot_be_told_as_an_event_is_in_the_status(server, run, service, monkeypatch):
+    async def refuse(*arguments):
+        raise ApiError(403, "Forbidden", "no Events")
+
+    monkeypatch.setattr(act, "post_event", refuse)
+    server.objects[RESOURCES, "ns", "llm"] = service()
+    await run()
+    await until(lambda: reason(server) == "Starting")
 
 
 async def test_an_invalid_service_stops_no_other(server, run, service):
