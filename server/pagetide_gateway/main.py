@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import uvloop
 
 from pagetide_spec.errors import SettingError
+from pagetide_spec.flags import seconds
 from pagetide_spec.names import GATEWAY_PORT
 from pagetide_spec.web import listen
 
@@ -109,7 +110,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--drain-seconds",
-        type=float,
+        type=seconds,
         default=30,
         help="time that running requests get at the end (default: %(default)s)",
     )

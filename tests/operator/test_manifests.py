@@ -107,6 +107,13 @@ def test_a_busy_port_is_told_in_one_line(tmp_path):
     assert done.stderr.startswith(f"pagetide operator: --metrics-port: {port}: ")
 
 
+@pytest.mark.parametrize("flag", ["--resync-seconds=-1", "--resync-seconds=0", "--surge-patience-seconds=nan"])
+def test_a_time_that_is_none_is_refused(flag, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        parser().parse_args([flag])
+    assert "must be a number of seconds" in capsys.readouterr().err
+
+
 def test_without_a_cluster_it_says_so_in_one_line(tmp_path):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "KUBECONFIG": str(tmp_path / "none")}
     done = subprocess.run(
