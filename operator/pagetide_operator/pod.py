@@ -210,7 +210,7 @@ def _volumes(service: InferenceService) -> list[Manifest]:
         {"name": "cache", **_cache_source(service)},
     ]
     if service.model.claim:
-        out.append({"name": "models", "persistentVolumeClaim": {"claimName": service.model.claim}})
+        out.append({"name": "models", "persistentVolumeClaim": {"claimName": service.model.claim, "readOnly": True}})
     return out
 
 
