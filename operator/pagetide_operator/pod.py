@@ -35,8 +35,6 @@ PRE_STOP_SECONDS = 5
 # After the server's own timeout it still ends its engine process.
 EXIT_SECONDS = 10
 STARTUP_PERIOD = 2
-# `server.shutdown_timeout_s` as the server itself would choose it.
-DEFAULT_SHUTDOWN_SECONDS = 30
 
 _POD_LEVEL = (
     "nodeSelector",
@@ -89,7 +87,7 @@ def digest(value: Any) -> str:
 
 def shutdown_seconds(service: InferenceService) -> float:
     """How long the server waits for running requests after SIGTERM."""
-    return float(service.engine.get("shutdown_timeout_s", max(service.drain_seconds, DEFAULT_SHUTDOWN_SECONDS)))
+    return float(service.engine.get("shutdown_timeout_s", service.drain_seconds))
 
 
 def grace_seconds(service: InferenceService) -> int:
@@ -105,16 +103,19 @@ def model_argument(service: InferenceService) -> str:
     return model.path
 
 
-def arguments(service: InferenceService) -> list[str]:
-    """The server's command line."""
-    config = {
+def server_settings(service: InferenceService) -> dict[str, Any]:
+    """EngineConfig field names to values, wherever the server runs."""
+    return {
         **service.engine,
         "served_model_name": service.model.served_name,
         "revision": service.model.revision,
-        "port": SERVER_PORT,
         "shutdown_timeout_s": shutdown_seconds(service),
     }
-    return [model_argument(service), *to_arguments(config)]
+
+
+def arguments(service: InferenceService) -> list[str]:
+    """The server's command line."""
+    return [model_argument(service), *to_arguments({**server_settings(service), "port": SERVER_PORT})]
 
 
 def _pod_spec(service: InferenceService, default_image: str) -> Manifest:

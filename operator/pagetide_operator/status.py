@@ -86,18 +86,23 @@ def ready_verdict(service: InferenceService, children: Children, wanted: int, tr
 
     Where enough answer, one more that finds no room is no fault of the service: that is for Progressing to tell.
     """
+    if wanted == 0 and service.autoscaling is not None:
+        return Verdict("Ready", True, "ScaledToZero", "the next request wakes it")
     ready = _counts(children.deployment)["readyReplicas"]
-    serving = f"; {ready} of {wanted} replicas serve" if ready else ""
     failure = _failure(service, children, trouble)
+    return readiness(ready, wanted, _enough(service, wanted), failure)
+
+
+def readiness(ready: int, wanted: int, enough: int, failure: Failure | None) -> Verdict:
+    """Ready, from how many replicas answer, should, and suffice, and what is wrong; wherever they run."""
+    serving = f"{ready} of {wanted} replicas serve"
     if wanted == 0:
-        wakes = service.autoscaling is not None
-        return Verdict("Ready", wakes, "ScaledToZero", "the next request wakes it" if wakes else "replicas is 0")
-    is_enough = ready >= _enough(service, wanted)
-    if failure is not None and not (is_enough and failure.reason in {*OF_PODS_TO_COME, ONE_BY_ONE.reason}):
-        return Verdict("Ready", False, failure.reason, failure.message + serving)
-    if is_enough:
-        return Verdict("Ready", True, "Ready", f"{ready} of {wanted} replicas serve")
-    return Verdict("Ready", False, "Starting", f"{ready} of {wanted} replicas serve")
+        return Verdict("Ready", False, "ScaledToZero", "replicas is 0")
+    if failure is not None and not (ready >= enough and failure.reason in {*OF_PODS_TO_COME, ONE_BY_ONE.reason}):
+        return Verdict("Ready", False, failure.reason, f"{failure.message}; {serving}" if ready else failure.message)
+    if ready >= enough:
+        return Verdict("Ready", True, "Ready", serving)
+    return Verdict("Ready", False, "Starting", serving)
 
 
 def scaling_verdict(service: InferenceService) -> Verdict:
