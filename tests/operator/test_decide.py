@@ -10,6 +10,7 @@ from pagetide_operator.desired import Platform
 from pagetide_operator.failures import Failure
 from pagetide_operator.reconcile import trouble_of
 from pagetide_spec.errors import ResourceError
+from pagetide_spec.names import ANNOTATION_TEMPLATE_HASH
 
 
 def ready(status, reason, progress="Complete"):
@@ -59,8 +60,43 @@ def test_a_spoilt_note_of_kubectl_harms_nobody(service, noted):
     assert understood(resource).name == "llm"
 
 
-def test_time_alone_is_waited_for_only_where_it_matters(service):
-    assert look_again_after(Seen(service(), []), 30, 0.0) is None
+SINCE = "1970-01-01T00:01:40Z"
+
+
+def child(kind, version, **more):
+    annotations = {"metadata": {"name": "x", "annotations": {ANNOTATION_TEMPLATE_HASH: version}}}
+    return {"kind": kind, **annotations, "spec": {"template": annotations}, **more}
+
+
+WAITING = child(
+    "Pod",
+    "new",
+    status={
+        "conditions": [
+            {
+                "type": "PodScheduled",
+                "status": "False",
+                "message": "1 Insufficient nvidia.com/gpu.",
+                "lastTransitionTime": SINCE,
+            }
+        ]
+    },
+)
+ROLLING = [child("Deployment", "new"), child("Pod", "old")]
+
+
+@pytest.mark.parametrize(
+    ("children", "now", "expected"),
+    [
+        pytest.param([], 110.0, None, id="no Deployment yet"),
+        pytest.param(ROLLING, 110.0, None, id="no pod waits"),
+        pytest.param([*ROLLING, WAITING], 110.0, 20.0, id="patience is left"),
+        pytest.param([*ROLLING, WAITING], 130.0, None, id="patience is over, and the decision made"),
+        pytest.param([ROLLING[0], WAITING], 110.0, None, id="no old pod that could go first"),
+    ],
+)
+def test_time_alone_is_waited_for_only_where_it_matters(service, children, now, expected):
+    assert look_again_after(Seen(service(), children), 30, now) == expected
 
 
 @pytest.mark.parametrize(
