@@ -17,8 +17,7 @@ COPY --from=operator-build /opt/pagetide /opt/pagetide
 ENV PATH=/opt/pagetide/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 USER 10001:10001
 EXPOSE 8080 9090
-HEALTHCHECK --interval=10s --timeout=5s CMD ["python", "-c", \
-    "import urllib.request; urllib.request.urlopen('http://127.0.0.1:9090/livez', timeout=4)"]
+# No HEALTHCHECK: operator and gateway answer on different ports, and Kubernetes asks by its own probes.
 ENTRYPOINT ["pagetide"]
 CMD ["operator"]
 

@@ -96,12 +96,15 @@ async def delete(client: Client, what: Delete, namespace: str) -> None:
 async def write_status(client: Client, resource: Object, changes: Object) -> Object | None:
     """Write the changed part of a status; None where the resource is gone or another of its name is there.
 
+    The list of conditions is written as a whole, so only over the very state that it was made from.
+
     Raises:
-        ApiError: refused.
+        ApiError: refused, or somebody else has written meanwhile (409).
     """
     metadata = resource["metadata"]
     path = f"{collection_path(API_VERSION, PLURAL, metadata['namespace'])}/{metadata['name']}/status"
-    body = {"metadata": {"uid": metadata["uid"]}, "status": changes}
+    same = {k: metadata[k] for k in ("uid", "resourceVersion")}
+    body = {"metadata": same, "status": changes}
     try:
         return await client.request("PATCH", path, {"fieldManager": FIELD_MANAGER}, body, _MERGE)
     except ApiError as error:

@@ -57,6 +57,10 @@ def is_ready(pod: Object) -> bool:
     return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
 
 
+def _in_url(address: str) -> str:
+    return f"[{address}]" if ":" in address else address
+
+
 class Meter:
     """Asks pods for their capacity in the background, and says whose service to look at again.
 
@@ -90,7 +94,7 @@ class Meter:
     async def _worker(self) -> None:
         while True:
             service, pod = await self._asked.get()
-            address = f"http://{pod['status'].get('podIP')}:{SERVER_PORT}"
+            address = f"http://{_in_url(pod['status'].get('podIP', ''))}:{SERVER_PORT}"
             try:
                 capacity = parsed(await self._fetch(address))
             except (OSError, TimeoutError, ValueError) as error:

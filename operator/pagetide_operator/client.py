@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import ssl
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import aiohttp
 import kubernetes.client
 import kubernetes.config
+
+from pagetide_spec.errors import SettingError
 
 TIMEOUT_SECONDS = 30
 
@@ -29,7 +32,7 @@ class ApiError(Exception):
     @property
     def is_temporary(self) -> bool:
         """Whether the same request may succeed later with nothing changed by anybody."""
-        return self.code in (0, 409, 429, 502, 503, 504)
+        return self.code in (0, 408, 409, 410, 429, 502, 503, 504)
 
 
 def load_configuration() -> kubernetes.client.Configuration:
@@ -53,10 +56,14 @@ def authorization(configuration: kubernetes.client.Configuration) -> str | None:
 
 
 class Client:
-    """JSON requests to one API server."""
+    """JSON requests to one API server.
+
+    Raises:
+        SettingError: a certificate or key of the configuration cannot be read.
+    """
 
     def __init__(self, configuration: kubernetes.client.Configuration) -> None:
-        self._configuration = configuration
+        self._configuration, self._tls = configuration, _tls(configuration)
         self._session: aiohttp.ClientSession | None = None
 
     async def close(self) -> None:
@@ -87,11 +94,12 @@ class Client:
             ) as reply:
                 return _checked(reply.status, await reply.read())
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise ApiError(0, "Unreachable", f"no answer from the API server: {type(error).__name__}") from error
+            problem = f"no answer from the API server: {str(error) or type(error).__name__}"
+            raise ApiError(0, "Unreachable", problem) from error
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
-            connector = aiohttp.TCPConnector(ssl=_tls(self._configuration), limit=32)
+            connector = aiohttp.TCPConnector(ssl=self._tls, limit=32)
             timeout = aiohttp.ClientTimeout(total=TIMEOUT_SECONDS)
             self._session = aiohttp.ClientSession(connector=connector, timeout=timeout, trust_env=True)
         return self._session
@@ -114,9 +122,20 @@ def _checked(code: int, text: bytes) -> dict[str, Any]:
 def _tls(configuration: kubernetes.client.Configuration) -> ssl.SSLContext | bool:
     if not configuration.host.startswith("https"):
         return True
-    context = ssl.create_default_context(cafile=configuration.ssl_ca_cert or None)
+    with _named("certificate-authority", configuration.ssl_ca_cert):
+        context = ssl.create_default_context(cafile=configuration.ssl_ca_cert or None)
     if not configuration.verify_ssl:
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     if configuration.cert_file:
-        context.load_cert_chain(configuration.cert_file, configuration.key_file)
+        with _named("client-certificate", configuration.cert_file):
+            context.load_cert_chain(configuration.cert_file, configuration.key_file)
     return context
+
+
+@contextlib.contextmanager
+def _named(field: str, path: str | None) -> Iterator[None]:
+    """An error within is one of this field of the kubeconfig."""
+    try:
+        yield
+    except OSError as error:  # also what ssl finds wrong with a file
+        raise SettingError(field, path, f"cannot be used: {error.strerror or error}") from None

@@ -13,10 +13,10 @@ from pagetide_spec.resource import InferenceService, dropped_fields, parse
 
 from .capacity import Capacity, total
 from .desired import Platform, children, wanted_replicas
-from .failures import Failure
+from .failures import REASONS, Failure
 from .plan import Key, Plan, Settled, plan
 from .rollout import choose_rollout, waits_for_device
-from .status import Children, Status, changes, invalid_status, ready_condition, service_status
+from .status import Children, Status, changes, condition_of, invalid_status, service_status
 
 Object = Mapping[str, Any]
 
@@ -93,12 +93,23 @@ def status_changes(
 
 
 def event_for(before: Object, change: Object) -> tuple[str, str, str] | None:
-    """(type, reason, message) of the Event that a change of status calls for: one whenever Ready's reason changes."""
-    old, new = ready_condition(before), ready_condition(change)
-    if not new or (old.get("reason"), old.get("status")) == (new["reason"], new["status"]):
-        return None
-    is_fine = new["status"] == "True" or new["reason"] in ("Starting", "ScaledToZero")
-    return "Normal" if is_fine else "Warning", new["reason"], new["message"]
+    """(type, reason, message) of the Event that a change of status calls for.
+
+    One whenever Ready's reason changes; else one for a failure that Progressing alone tells.
+    """
+    ready, progress = (_news(before, change, kind) for kind in ("Ready", "Progressing"))
+    if ready:
+        is_fine = ready["status"] == "True" or ready["reason"] in ("Starting", "ScaledToZero")
+        return "Normal" if is_fine else "Warning", ready["reason"], ready["message"]
+    if progress and progress["reason"] in REASONS and progress["reason"] != condition_of(change, "Ready").get("reason"):
+        return "Warning", progress["reason"], progress["message"]
+    return None
+
+
+def _news(before: Object, change: Object, kind: str) -> Object | None:
+    old, new = condition_of(before, kind), condition_of(change, kind)
+    is_same = (old.get("reason"), old.get("status")) == (new.get("reason"), new.get("status"))
+    return None if is_same or not new else new
 
 
 def look_again_after(seen: Seen, patience: float, now: float) -> float | None:

@@ -11,6 +11,7 @@ from pagetide_spec.names import (
     ANNOTATION_APPLIED,
     ANNOTATION_FINGERPRINT,
     ANNOTATION_TEMPLATE,
+    ANNOTATION_TEMPLATE_HASH,
     API_VERSION,
     KIND,
     LABEL_SCRAPED,
@@ -73,15 +74,21 @@ def children(
 
 
 def kept_template(service: InferenceService, live: Mapping[str, Any] | None) -> Manifest | None:
-    """The pod template that the live Deployment was made with, if it was made for this very spec."""
+    """The pod template that the live Deployment was made with, if it was made for this very spec.
+
+    What somebody has edited does not have the hash that it carries, and is made anew.
+    """
     annotations = (live or {}).get("metadata", {}).get("annotations") or {}
     if annotations.get(ANNOTATION_FINGERPRINT) != service.fingerprint or ANNOTATION_TEMPLATE not in annotations:
         return None
     try:
         template: Manifest = json.loads(annotations[ANNOTATION_TEMPLATE])
-    except json.JSONDecodeError:
-        return None  # somebody edited it: made anew
-    return template
+        noted = template["metadata"]["annotations"].pop(ANNOTATION_TEMPLATE_HASH)
+        is_ours = noted == digest(template)
+    except (json.JSONDecodeError, LookupError, TypeError, AttributeError):
+        return None
+    template["metadata"]["annotations"][ANNOTATION_TEMPLATE_HASH] = noted
+    return template if is_ours else None
 
 
 def wanted_replicas(service: InferenceService, status: Mapping[str, Any]) -> int:

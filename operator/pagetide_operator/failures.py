@@ -15,7 +15,7 @@ Object = Mapping[str, Any]
 _IMAGE = {"ErrImagePull": "ImagePullBackOff", "ImagePullBackOff": "ImagePullBackOff"}
 _CONFIG = {"CreateContainerConfigError", "CreateContainerError", "RunContainerError", "InvalidImageName"}
 # The worst first: what no waiting will mend.
-_ORDER = (
+REASONS = (
     "InvalidImageName",
     "CreateContainerConfigError",
     "CreateContainerError",
@@ -23,11 +23,14 @@ _ORDER = (
     "ImagePullBackOff",
     "OOMKilled",
     "CrashLoopBackOff",
+    "ProgressDeadlineExceeded",
     "QuotaExceeded",
     "FailedCreate",
     "VolumePending",
     "Unschedulable",
 )
+# A pod that cannot come to be says nothing against those that serve.
+OF_PODS_TO_COME = frozenset(("QuotaExceeded", "FailedCreate", "VolumePending", "Unschedulable"))
 _LOG_LINE = 300
 
 
@@ -42,15 +45,17 @@ class Failure:
 def worst_failure(pods: Iterable[Object], deployment: Object | None) -> Failure | None:
     """The gravest failure among pods and their Deployment; the same one as long as the state is the same."""
     found = [f for pod in pods for f in pod_failures(pod)] + list(deployment_failures(deployment or {}))
-    return min(found, key=lambda f: (_ORDER.index(f.reason), f.message), default=None)
+    return min(found, key=lambda f: (REASONS.index(f.reason), f.message), default=None)
 
 
 def deployment_failures(deployment: Object) -> Iterator[Failure]:
-    """Pods that cannot even be created."""
+    """Pods that cannot even be created, and a rollout that takes longer than any load may."""
     for condition in deployment.get("status", {}).get("conditions") or []:
         if condition["type"] == "ReplicaFailure" and condition["status"] == "True":
             message = condition.get("message", "")
             yield Failure("QuotaExceeded" if "exceeded quota" in message else "FailedCreate", message)
+        if condition["type"] == "Progressing" and condition.get("reason") == "ProgressDeadlineExceeded":
+            yield Failure("ProgressDeadlineExceeded", "pods were not ready within startupSeconds")
 
 
 def pod_failures(pod: Object) -> Iterator[Failure]:
@@ -61,8 +66,10 @@ def pod_failures(pod: Object) -> Iterator[Failure]:
     for condition in status.get("conditions") or []:
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
             yield _unscheduled(condition.get("message", ""))
-    for container in [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]:
-        yield from _container_failures(container)
+    for container in status.get("initContainerStatuses") or []:
+        yield from _container_failures(container, may_end=True)
+    for container in status.get("containerStatuses") or []:
+        yield from _container_failures(container, may_end=False)
 
 
 def _unscheduled(message: str) -> Failure:
@@ -70,7 +77,8 @@ def _unscheduled(message: str) -> Failure:
     return Failure("VolumePending" if is_volume else "Unschedulable", message)
 
 
-def _container_failures(container: Object) -> Iterator[Failure]:
+def _container_failures(container: Object, *, may_end: bool) -> Iterator[Failure]:
+    """`may_end`: to end with exit code 0 is what the container is there for."""
     state, last = container.get("state", {}), container.get("lastState", {})
     waiting = state.get("waiting", {})
     reason = waiting.get("reason", "")
@@ -78,14 +86,15 @@ def _container_failures(container: Object) -> Iterator[Failure]:
         yield Failure(_IMAGE[reason], f"image {container.get('image')!r} cannot be pulled")
     elif reason in _CONFIG:
         yield Failure(reason, f"container {container['name']}: {waiting.get('message', reason)}")
-    elif not container.get("ready") and (ended := _failed(state) or _failed(last)):
+    elif not container.get("ready") and (ended := _ended(state, may_end) or _ended(last, may_end)):
         yield _crash(container["name"], ended)
 
 
-def _failed(state: Object) -> Mapping[str, Any] | None:
-    """How a container ended, if it ended badly."""
+def _ended(state: Object, may_end: bool) -> Mapping[str, Any] | None:
+    """How a container ended, if it should not have."""
     ended: Mapping[str, Any] = state.get("terminated") or {}
-    return ended if ended.get("exitCode") or ended.get("reason") == "OOMKilled" else None
+    is_fine = may_end and ended.get("exitCode") == 0 and ended.get("reason") != "OOMKilled"
+    return None if is_fine or not ended else ended
 
 
 def _crash(name: str, ended: Mapping[str, Any]) -> Failure:

@@ -37,8 +37,7 @@ class Sight:
         """One event of kopf: `type` is None for objects listed at the start."""
         self.events[kind] = self.events.get(kind, 0) + 1
         change = self._store.remove if event["type"] == "DELETED" else self._store.put
-        service = change(kind, event["object"])
-        if service is not None:
+        for service in change(kind, event["object"]):
             self._queue.add(service)
 
 

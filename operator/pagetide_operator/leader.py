@@ -1,7 +1,7 @@
 """Leader election by a Lease: of several operators one acts, and another takes over soon after it is gone.
 
 A holder that cannot renew stops acting before anybody else may start: it gives up after RENEW_DEADLINE seconds, others
-wait for DURATION seconds by their own clocks since they last saw the Lease change.
+wait for as long as the Lease says by their own clocks since they last saw it change.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class Observed:
         if record != self._record:
             self._record, self._at = record, now
         holder = spec.get("holderIdentity")
-        return not holder or holder == me or now - self._at > DURATION
+        # The holder's own promise: an operator of another version may have made another one.
+        return not holder or holder == me or now - self._at > (spec.get("leaseDurationSeconds") or DURATION)
 
 
 class Leader:
@@ -56,16 +57,17 @@ class Leader:
     async def elected(self) -> None:
         """Return when this process holds the Lease."""
         while True:
-            if await self._try():
+            if await self._try(RENEW_DEADLINE):
                 break
             await asyncio.sleep(RETRY)
         logger.info("leader: %s", self._identity)
 
     async def lost(self) -> None:
         """Keep the Lease; return when it is lost."""
-        while self._clock() - self._renewed < RENEW_DEADLINE:
-            await asyncio.sleep(RETRY)
-            if not await self._try() and self._observed_other:
+        while (left := self._renewed + RENEW_DEADLINE - self._clock()) > 0:
+            await asyncio.sleep(min(RETRY, left))
+            # An answer that comes after the deadline must not keep us: another one may act by then.
+            if not await self._try(RENEW_DEADLINE - (self._clock() - self._renewed)) and self._observed_other:
                 return
 
     async def release(self) -> None:
@@ -78,15 +80,20 @@ class Leader:
         if lease is not None and lease["spec"].get("holderIdentity") == self._identity:
             await self._write(lease, "")
 
-    async def _try(self) -> bool:
+    async def _try(self, seconds: float = RENEW_DEADLINE) -> bool:
+        """Take or renew the Lease within so many seconds; what came of it is not known where that fails."""
         self._observed_other = False
         began = self._clock()
         try:
-            lease = await self._read()
-            if not self._observed.is_free(lease, self._identity, self._clock()):
-                self._observed_other = True
-                return False
-            await self._write(lease, self._identity)
+            async with asyncio.timeout(seconds):
+                lease = await self._read()
+                if not self._observed.is_free(lease, self._identity, self._clock()):
+                    self._observed_other = True
+                    return False
+                await self._write(lease, self._identity)
+        except TimeoutError:
+            logger.warning("leader election: no answer within %.1f s", seconds)
+            return False
         except ApiError as error:
             if error.code != 409:  # 409: another one was quicker
                 logger.warning("leader election: %s", error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import functools
 import logging
 import sys
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ import kubernetes.config
 
 from pagetide_spec.command_line import Parser
 from pagetide_spec.errors import SettingError
+from pagetide_spec.flags import seconds
 from pagetide_spec.names import OPERATOR_METRICS_PORT
 
 from .client import load_configuration
@@ -60,10 +62,15 @@ def parser() -> Parser:
     )
     out.add_argument("--no-leader-election", action="store_true", help="act at once; for a single process")
     out.add_argument("--lease-namespace", help="where the Lease lies (default: the pod's own namespace)")
-    out.add_argument("--resync-seconds", type=float, default=300.0, help="between two full lists (%(default)s)")
+    out.add_argument(
+        "--resync-seconds",
+        type=functools.partial(seconds, least=1.0),
+        default=300.0,
+        help="between two full lists (%(default)s)",
+    )
     out.add_argument(
         "--surge-patience-seconds",
-        type=float,
+        type=seconds,
         default=30.0,
         help="how long a surge pod may wait for a GPU before pods are replaced one at a time (%(default)s)",
     )

@@ -6,16 +6,18 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-# List fields of a pod whose entries have a name of their own; every other list is replaced as a whole.
+# List fields of a pod whose entries have a name of their own, and the fields that make it; every other list is replaced
+# as a whole.
 MERGE_KEYS = {
-    "containers": "name",
-    "initContainers": "name",
-    "volumes": "name",
-    "env": "name",
-    "imagePullSecrets": "name",
-    "volumeMounts": "mountPath",
-    "ports": "containerPort",
+    "containers": ("name",),
+    "initContainers": ("name",),
+    "volumes": ("name",),
+    "env": ("name",),
+    "imagePullSecrets": ("name",),
+    "volumeMounts": ("mountPath",),
+    "ports": ("containerPort", "protocol"),
 }
+_DEFAULTS = {"protocol": "TCP"}
 
 
 def merged(base: Any, patch: Any, field: str = "") -> Any:
@@ -24,36 +26,36 @@ def merged(base: Any, patch: Any, field: str = "") -> Any:
         out = {k: copy.deepcopy(v) for k, v in base.items()}
         for key, value in patch.items():
             out[key] = merged(base[key], value, key) if key in base else copy.deepcopy(value)
-        return _without_rivals(out, patch, field)
+        return _without_rivals(out, base, patch, field)
     if isinstance(base, list) and isinstance(patch, list) and field in MERGE_KEYS:
-        return _merged_lists(base, patch, MERGE_KEYS[field])
+        return _merged_lists(base, patch, field)
     return copy.deepcopy(patch)
 
 
-def _merged_lists(base: list[Any], patch: list[Any], key: str) -> list[Any]:
+def _merged_lists(base: list[Any], patch: list[Any], field: str) -> list[Any]:
     """Entries of `base` in their order, each with its namesake of `patch` over it, then the rest of `patch`."""
-    over = {entry.get(key): entry for entry in patch}
-    names = {entry[key] for entry in base}
-    out = [_merged_entry(entry, over[entry[key]]) if entry[key] in over else copy.deepcopy(entry) for entry in base]
-    return out + [copy.deepcopy(entry) for entry in patch if entry.get(key) not in names]
+    over = {_name(entry, field): entry for entry in patch}
+    names = {_name(entry, field) for entry in base}
+    out = [merged(entry, over.get(_name(entry, field), {}), field) for entry in base]
+    return out + [copy.deepcopy(entry) for entry in patch if _name(entry, field) not in names]
 
 
-def _merged_entry(base: Mapping[str, Any], patch: Mapping[str, Any]) -> Any:
-    return merged(base, patch, "entry")
+def _name(entry: Mapping[str, Any], field: str) -> tuple[Any, ...]:
+    return tuple(entry.get(key, _DEFAULTS.get(key)) for key in MERGE_KEYS[field])
 
 
-# Of each group one field alone may stand in an object: the patch's choice drives out the base's.
-_UNIONS = (
-    {"value", "valueFrom"},
-    {"emptyDir", "persistentVolumeClaim", "hostPath", "configMap", "secret", "projected", "csi", "nfs", "ephemeral"},
-)
+# What may stand once only in an object of each field: the patch's choice drives out the base's. Of a volume that is
+# everything but its name, whatever sources a later Kubernetes may bring.
+_HANDLERS = frozenset(("exec", "httpGet", "tcpSocket", "grpc", "sleep"))
+_RIVALS = {
+    "env": frozenset(("value", "valueFrom")),
+    **dict.fromkeys(("preStop", "postStart", "livenessProbe", "readinessProbe", "startupProbe"), _HANDLERS),
+}
 
 
-def _without_rivals(out: dict[str, Any], patch: Mapping[str, Any], field: str) -> dict[str, Any]:
-    if field != "entry":
-        return out
-    for union in _UNIONS:
-        if union & patch.keys():
-            for rival in union - patch.keys():
-                out.pop(rival, None)
-    return out
+def _without_rivals(
+    out: dict[str, Any], base: Mapping[str, Any], patch: Mapping[str, Any], field: str
+) -> dict[str, Any]:
+    rivals = base.keys() - {"name"} if field == "volumes" else _RIVALS.get(field, frozenset())
+    chosen = patch.keys() - {"name"} if field == "volumes" else rivals & patch.keys()
+    return {k: v for k, v in out.items() if k not in rivals or k in patch} if chosen else out

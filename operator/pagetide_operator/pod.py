@@ -35,8 +35,6 @@ PRE_STOP_SECONDS = 5
 # After the server's own timeout it still ends its engine process.
 EXIT_SECONDS = 10
 STARTUP_PERIOD = 2
-# `server.shutdown_timeout_s` as the server itself would choose it.
-DEFAULT_SHUTDOWN_SECONDS = 30
 
 _POD_LEVEL = (
     "nodeSelector",
@@ -68,17 +66,18 @@ def pod_template(service: InferenceService, default_image: str) -> Manifest:
     given = service.template
     spec = merged(_pod_spec(service, default_image), {k: given[k] for k in _POD_LEVEL if k in given})
     for container in [*spec.get("initContainers", []), *spec["containers"]]:
-        container["resources"] = quantities(container.get("resources", {}))
-    metadata: Manifest = {"labels": {**given.get("labels", {}), **labels_of(service)}}
-    template = {"metadata": metadata, "spec": spec}
-    metadata["annotations"] = {**given.get("annotations", {}), ANNOTATION_TEMPLATE_HASH: digest(template)}
+        container["resources"] = quantities(container.get("resources") or {})
+    annotations = dict(given.get("annotations", {}))
+    labels = {**given.get("labels", {}), **labels_of(service)}
+    template = {"metadata": {"labels": labels, "annotations": annotations}, "spec": spec}
+    annotations[ANNOTATION_TEMPLATE_HASH] = digest(template)
     return template
 
 
 def quantities(resources: Mapping[str, Any]) -> Manifest:
     """Resources with every amount as text: server-side apply before Kubernetes 1.22 takes no number there."""
-    texts = {k: {n: str(v) for n, v in resources[k].items()} for k in ("limits", "requests") if k in resources}
-    return {**resources, **texts}
+    texts = {k: {n: str(v) for n, v in resources[k].items()} for k in ("limits", "requests") if resources.get(k)}
+    return {k: v for k, v in {**resources, **texts}.items() if v is not None}
 
 
 def digest(value: Any) -> str:
@@ -88,7 +87,7 @@ def digest(value: Any) -> str:
 
 def shutdown_seconds(service: InferenceService) -> float:
     """How long the server waits for running requests after SIGTERM."""
-    return float(service.engine.get("shutdown_timeout_s", max(service.drain_seconds, DEFAULT_SHUTDOWN_SECONDS)))
+    return float(service.engine.get("shutdown_timeout_s", service.drain_seconds))
 
 
 def grace_seconds(service: InferenceService) -> int:
@@ -104,16 +103,19 @@ def model_argument(service: InferenceService) -> str:
     return model.path
 
 
-def arguments(service: InferenceService) -> list[str]:
-    """The server's command line."""
-    config = {
+def server_settings(service: InferenceService) -> dict[str, Any]:
+    """EngineConfig field names to values, wherever the server runs."""
+    return {
         **service.engine,
         "served_model_name": service.model.served_name,
         "revision": service.model.revision,
-        "port": SERVER_PORT,
         "shutdown_timeout_s": shutdown_seconds(service),
     }
-    return [model_argument(service), *to_arguments(config)]
+
+
+def arguments(service: InferenceService) -> list[str]:
+    """The server's command line."""
+    return [model_argument(service), *to_arguments({**server_settings(service), "port": SERVER_PORT})]
 
 
 def _pod_spec(service: InferenceService, default_image: str) -> Manifest:
@@ -209,7 +211,7 @@ def _volumes(service: InferenceService) -> list[Manifest]:
         {"name": "cache", **_cache_source(service)},
     ]
     if service.model.claim:
-        out.append({"name": "models", "persistentVolumeClaim": {"claimName": service.model.claim}})
+        out.append({"name": "models", "persistentVolumeClaim": {"claimName": service.model.claim, "readOnly": True}})
     return out
 
 

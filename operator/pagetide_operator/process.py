@@ -25,8 +25,8 @@ from .capacity import Meter
 from .client import ApiError, Client
 from .desired import Platform
 from .handlers import Sight, registry_for, settings_for
-from .kinds import CHILDREN, OPTIONAL, RESOURCE
-from .leader import Leader
+from .kinds import BY_NAME, CHILDREN, OPTIONAL, RESOURCE
+from .leader import RENEW_DEADLINE, Leader
 from .reconcile import Reconciler
 from .store import Store
 from .watchdog import Watchdog
@@ -69,7 +69,7 @@ class Operator:
         self._queue: WorkQueue[tuple[str, str]] = WorkQueue()
         self._sight = Sight(self._store, self._queue)
         self._telemetry = telemetry.Telemetry()
-        self._watchdog = Watchdog()
+        self._watchdog = Watchdog(k.name for k in BY_NAME.values() if k.is_watched)
         self._meter = Meter(act.metrics_of, self._queue.add)
         self._versions: dict[str, str] = {}
         self._synced = asyncio.Event()
@@ -87,9 +87,12 @@ class Operator:
             stack.push_async_callback(self._client.close)
             server = await telemetry.serve(self._telemetry, self._options.metrics_port, self._synced.is_set)
             stack.push_async_callback(server.cleanup)
-            reconciler = Reconciler(self._client, self._store, await self._discover(), self._meter)
-            parts = self._watch(), self._relist_for_ever(), self._lead(reconciler), self._meter.run()
-            await self._until_stopped(*parts)
+            await self._until_stopped(self._run())
+
+    async def _run(self) -> None:
+        """All parts, from discovery on; the first that ends, ends all."""
+        reconciler = Reconciler(self._client, self._store, await self._discover(), self._meter)
+        await self._until_stopped(self._watch(), self._relist_for_ever(), self._lead(reconciler), self._meter.run())
 
     async def _discover(self) -> Platform:
         """Find out what this cluster has; waits for the API server as long as it takes."""
@@ -112,7 +115,7 @@ class Operator:
             try:
                 return await call()
             except ApiError as error:
-                if not error.is_temporary:
+                if not error.is_temporary and error.code < 500:
                     raise OperatorError(f"API server: {error}") from error
                 logger.warning("%s; trying again", error)
                 await asyncio.sleep(1)
@@ -191,8 +194,9 @@ class Operator:
         try:
             await self._until_stopped(self._work(reconciler), self._watch_lease(leader))
         finally:
-            with contextlib.suppress(ApiError):  # it runs out by itself
-                await leader.release()
+            with contextlib.suppress(ApiError, TimeoutError):  # it runs out by itself
+                async with asyncio.timeout(RENEW_DEADLINE):
+                    await leader.release()
 
     async def _watch_lease(self, leader: Leader) -> None:
         await leader.lost()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pagetide_spec.errors import ResourceError
@@ -17,7 +17,7 @@ from .decide import Seen, event_for, look_again_after, plan_for, status_changes,
 from .desired import Platform, key_of
 from .failures import Failure
 from .plan import Apply, Delete, Key, Plan, Settled, is_owned, settlement
-from .store import Name, Store, service_of
+from .store import Name, Store, name_of, service_of
 
 logger = logging.getLogger(__name__)
 
@@ -41,20 +41,22 @@ class Reconciler:
 
         Raises:
             ApiError: something could not be done; all that could, was, and the status says what could not.
+            Exception: a fault of ours; the status says so.
         """
         resource = self._store.resource(name)
         if resource is None or "deletionTimestamp" in resource["metadata"]:
             self._settled.pop(name, None)
             return None
         self._late.discard(name)
-        service, error = self._understood(resource), None
+        service, errors = self._understood(resource), list[Exception]()
         if isinstance(service, InferenceService):
-            error = await self._repair(service, self._seen(name, resource))
+            errors = await self._repair(service, self._seen(name, resource))
         seen = self._seen(name, resource)
         self._meter.ask(name, seen.pods)
-        await self._report(seen, service, error)
-        if isinstance(error, ApiError):
-            raise error
+        await self._report(seen, service, trouble_of(errors))
+        for error in errors:
+            if not isinstance(error, NameTaken):
+                raise error
         if name in self._late:
             return 0.0
         return look_again_after(seen, self._platform.surge_patience, self._clock())
@@ -68,17 +70,20 @@ class Reconciler:
         except ResourceError as error:
             return error
 
-    async def _repair(self, service: InferenceService, seen: Seen) -> ApiError | NameTaken | None:
-        """Carry out the plan; the first thing that went wrong, after trying everything."""
+    async def _repair(self, service: InferenceService, seen: Seen) -> list[Exception]:
+        """Carry out the plan; what went wrong, after trying everything."""
         settled = self._settled.setdefault((service.namespace, service.name), {})
-        todo = plan_for(service, seen, self._platform, settled, self._clock())
-        errors: list[ApiError | NameTaken] = [_taken(todo)] if todo.taken else []
+        try:
+            todo = plan_for(service, seen, self._platform, settled, self._clock())
+        except Exception as error:  # noqa: BLE001 - told in the status and raised again there
+            return [error]
+        errors: list[Exception] = [_taken(todo)] if todo.taken else []
         for action in todo.actions:
             try:
                 await self._perform(action, service, settled)
             except (ApiError, NameTaken) as error:
                 errors.append(error)
-        return errors[0] if errors else None
+        return errors
 
     async def _perform(self, action: Apply | Delete, service: InferenceService, settled: dict[Key, Settled]) -> None:
         if isinstance(action, Delete):
@@ -105,18 +110,16 @@ class Reconciler:
         kind, name = key_of(manifest)
         if not is_owned(found, service.uid):
             raise NameTaken(f"{kind} {name} exists and belongs to somebody else")
-        if service_of(kind, found) != (service.namespace, service.name):
+        if (service.namespace, service.name) not in service_of(kind, found):
             return False
         self._store.put(kind, found)
         self._late.add((service.namespace, service.name))
         return True
 
-    async def _report(
-        self, seen: Seen, service: InferenceService | ResourceError, error: ApiError | NameTaken | None
-    ) -> None:
+    async def _report(self, seen: Seen, service: InferenceService | ResourceError, trouble: Failure | None) -> None:
         """Write the status where it changed, and tell of a new state of readiness."""
         before = seen.resource.get("status") or {}
-        change = status_changes(seen, service, trouble_of(error), self._clock())
+        change = status_changes(seen, service, trouble, self._clock())
         if not change:
             return
         written = await act.write_status(self._client, seen.resource, change)
@@ -124,18 +127,27 @@ class Reconciler:
             return
         self._store.put("InferenceService", written)
         event = event_for(before, change)
-        if event is not None:
+        if event is None:
+            return
+        try:
             await act.post_event(self._client, seen.resource, *event)
+        except ApiError as error:  # the status says the same
+            logger.warning("%s/%s: no Event: %s", *name_of(seen.resource), error)
 
 
-def trouble_of(error: ApiError | NameTaken | None) -> Failure | None:
-    """What a failed action means for the status. An unreachable server, or one that is busy, is no fault of the
-    service: its status stays until the next try."""
-    if isinstance(error, NameTaken):
-        return Failure("NameConflict", str(error))
-    if error is None or error.is_temporary:
-        return None
-    return Failure("ApplyFailed", error.message)
+def trouble_of(errors: Sequence[Exception]) -> Failure | None:
+    """What failed actions mean for the status: the first that is a matter of the service.
+
+    An unreachable server, or one that is busy, is none: the status stays until the next try.
+    """
+    for error in errors:
+        if isinstance(error, NameTaken):
+            return Failure("NameConflict", str(error))
+        if not isinstance(error, ApiError):
+            return Failure("InternalError", f"the operator failed ({type(error).__name__}); its log has more")
+        if not error.is_temporary:
+            return Failure("ApplyFailed", error.message)
+    return None
 
 
 def _taken(todo: Plan) -> NameTaken:

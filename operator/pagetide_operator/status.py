@@ -11,7 +11,7 @@ from pagetide_spec.names import selector_labels
 from pagetide_spec.resource import InferenceService
 
 from .capacity import Capacity, is_ready
-from .failures import Failure, worst_failure
+from .failures import OF_PODS_TO_COME, Failure, worst_failure
 from .rollout import is_one_by_one, is_rolling, template_hash
 
 Object = Mapping[str, Any]
@@ -26,7 +26,7 @@ class Verdict:
     """One condition before it gets its times."""
 
     type: str
-    holds: bool | None
+    holds: bool
     reason: str
     message: str
 
@@ -47,9 +47,8 @@ def service_status(
     verdicts = [
         ready_verdict(service, children, wanted, trouble),
         progressing_verdict(service, children, wanted, trouble),
+        scaling_verdict(service),
     ]
-    if service.autoscaling is None:
-        verdicts.append(Verdict("ScalingActive", False, "FixedReplicas", "spec.replicas says how many"))
     labels = selector_labels(service.name)
     return {
         **_counts(children.deployment),
@@ -83,18 +82,34 @@ def changes(before: Object, after: Status) -> Status:
 
 
 def ready_verdict(service: InferenceService, children: Children, wanted: int, trouble: Failure | None) -> Verdict:
-    """Ready: enough replicas answer, and none of the current version fails."""
+    """Ready: enough replicas answer, and none of the current version fails.
+
+    Where enough answer, one more that finds no room is no fault of the service: that is for Progressing to tell.
+    """
+    if wanted == 0 and service.autoscaling is not None:
+        return Verdict("Ready", True, "ScaledToZero", "the next request wakes it")
     ready = _counts(children.deployment)["readyReplicas"]
-    serving = f"; {ready} of {wanted} replicas serve" if ready else ""
     failure = _failure(service, children, trouble)
+    return readiness(ready, wanted, _enough(service, wanted), failure)
+
+
+def readiness(ready: int, wanted: int, enough: int, failure: Failure | None) -> Verdict:
+    """Ready, from how many replicas answer, should, and suffice, and what is wrong; wherever they run."""
+    serving = f"{ready} of {wanted} replicas serve"
     if wanted == 0:
-        wakes = service.autoscaling is not None
-        return Verdict("Ready", wakes, "ScaledToZero", "the next request wakes it" if wakes else "replicas is 0")
-    if failure is not None:
-        return Verdict("Ready", False, failure.reason, failure.message + serving)
-    if ready >= _enough(service, wanted):
-        return Verdict("Ready", True, "Ready", f"{ready} of {wanted} replicas serve")
-    return Verdict("Ready", False, "Starting", f"{ready} of {wanted} replicas serve")
+        return Verdict("Ready", False, "ScaledToZero", "replicas is 0")
+    if failure is not None and not (ready >= enough and failure.reason in {*OF_PODS_TO_COME, ONE_BY_ONE.reason}):
+        return Verdict("Ready", False, failure.reason, f"{failure.message}; {serving}" if ready else failure.message)
+    if ready >= enough:
+        return Verdict("Ready", True, "Ready", serving)
+    return Verdict("Ready", False, "Starting", serving)
+
+
+def scaling_verdict(service: InferenceService) -> Verdict:
+    """ScalingActive: load decides how many replicas there are."""
+    if service.autoscaling is None:
+        return Verdict("ScalingActive", False, "FixedReplicas", "spec.replicas says how many")
+    return Verdict("ScalingActive", False, "NoDecision", "no load has been measured yet")
 
 
 def progressing_verdict(service: InferenceService, children: Children, wanted: int, trouble: Failure | None) -> Verdict:
@@ -165,7 +180,7 @@ def _conditions(before: Object, verdicts: Sequence[Verdict], generation: int, no
 
 
 def _condition(before: Object, verdict: Verdict, generation: int, now: str) -> Status:
-    status = "Unknown" if verdict.holds is None else str(verdict.holds)
+    status = str(verdict.holds)
     since = before["lastTransitionTime"] if before.get("status") == status else now
     return {
         "type": verdict.type,
@@ -177,6 +192,6 @@ def _condition(before: Object, verdict: Verdict, generation: int, now: str) -> S
     }
 
 
-def ready_condition(status: Object) -> Object:
-    """The Ready condition, or an empty one."""
-    return next((c for c in status.get("conditions") or [] if c["type"] == "Ready"), {})
+def condition_of(status: Object, kind: str) -> Object:
+    """The condition of that type, or an empty one."""
+    return next((c for c in status.get("conditions") or [] if c["type"] == kind), {})

@@ -22,24 +22,27 @@ class Store:
         self._children: dict[Name, dict[tuple[str, str], Object]] = {}
         self._gone: dict[str, str] = {}
 
-    def put(self, kind: str, found: Object) -> Name | None:
-        """Remember an object unless a later state of it, or its end, is known; returns the service it concerns."""
+    def put(self, kind: str, found: Object) -> set[Name]:
+        """Remember an object unless a later state of it, or its end, is known; returns the services it concerns.
+
+        Those are two where its label has changed: the one that has lost it will want it back.
+        """
         metadata = {k: v for k, v in found["metadata"].items() if k != "managedFields"}
         thing = {**found, "kind": kind, "metadata": metadata}
+        if self._is_late(kind, thing):
+            return service_of(kind, thing)
         name = name_of(thing)
         known = self._objects.setdefault(kind, {}).get(name)
-        if known is not None and _is_same(thing, known) and _is_older(_version(thing), _version(known)):
-            return service_of(kind, known)
-        if _is_older(_version(thing), self._gone.get(metadata.get("uid", ""), "")):
-            return service_of(kind, thing)
+        before = self._drop(kind, name, known) if known is not None else set()
         self._objects[kind][name] = thing
-        owner = service_of(kind, thing)
-        if owner is not None and kind != KIND:
-            self._children.setdefault(owner, {})[kind, name[1]] = thing
-        return owner
+        owners = service_of(kind, thing)
+        if kind != KIND:
+            for owner in owners:
+                self._children.setdefault(owner, {})[kind, name[1]] = thing
+        return before | owners
 
-    def remove(self, kind: str, gone: Object) -> Name | None:
-        """Forget an object, unless another of the same name has taken its place; returns its service."""
+    def remove(self, kind: str, gone: Object) -> set[Name]:
+        """Forget an object, unless another of the same name has taken its place; returns the services it concerns."""
         name = name_of(gone)
         self._note_end(gone)
         known = self._objects.get(kind, {}).get(name)
@@ -47,18 +50,26 @@ class Store:
             return service_of(kind, gone)
         return self._drop(kind, name, known)
 
+    def _is_late(self, kind: str, thing: Object) -> bool:
+        """Whether a later state of this very object, or its end, is known."""
+        known = self._objects.get(kind, {}).get(name_of(thing))
+        if known is not None and _is_same(thing, known) and _is_older(_version(thing), _version(known)):
+            return True
+        return _is_older(_version(thing), self._gone.get(thing["metadata"].get("uid", ""), ""))
+
     def _note_end(self, gone: Object) -> None:
         """The answer to a write of our own may come after the news that its object is deleted already."""
         self._gone[gone["metadata"].get("uid", "")] = _version(gone)
         while len(self._gone) > _MOST_ENDS:
             del self._gone[next(iter(self._gone))]
 
-    def _drop(self, kind: str, name: Name, known: Object) -> Name | None:
+    def _drop(self, kind: str, name: Name, known: Object) -> set[Name]:
         del self._objects[kind][name]
-        owner = service_of(kind, known)
-        if owner is not None and kind != KIND:
-            self._children.get(owner, {}).pop((kind, name[1]), None)
-        return owner
+        owners = service_of(kind, known)
+        if kind != KIND:
+            for owner in owners:
+                self._children.get(owner, {}).pop((kind, name[1]), None)
+        return owners
 
     def replace(self, kind: str, found: Iterable[Object], version: str) -> set[Name]:
         """Make `found` all there was of `kind` at `version`; returns the services about which the store was wrong.
@@ -66,15 +77,15 @@ class Store:
         What has come to be after `version` stays.
         """
         listed = {name_of(o): o for o in found}
-        wrong: set[Name | None] = set()
+        wrong: set[Name] = set()
         for name, known in list(self._objects.get(kind, {}).items()):
             if name not in listed and not _is_older(version, _version(known)):
-                wrong.add(self._drop(kind, name, known))
+                wrong |= self._drop(kind, name, known)
         for name, thing in listed.items():
-            known = self._objects.get(kind, {}).get(name, {})
-            if known.get("metadata", {}).get("resourceVersion") != thing["metadata"].get("resourceVersion"):
-                wrong.add(self.put(kind, thing))
-        return {w for w in wrong if w is not None}
+            before = self._objects.get(kind, {}).get(name)
+            if not self._is_late(kind, thing) and (before is None or _version(before) != _version(thing)):
+                wrong |= self.put(kind, thing)
+        return wrong
 
     def resource(self, name: Name) -> Object | None:
         """The InferenceService of that namespace and name."""
@@ -94,13 +105,13 @@ def name_of(thing: Object) -> Name:
     return thing["metadata"].get("namespace", ""), thing["metadata"]["name"]
 
 
-def service_of(kind: str, thing: Object) -> Name | None:
-    """The service that an object is, or belongs to by its label."""
+def service_of(kind: str, thing: Object) -> set[Name]:
+    """The service that an object is, or belongs to by its label, if any."""
     namespace, name = name_of(thing)
     if kind == KIND:
-        return namespace, name
+        return {(namespace, name)}
     label = (thing["metadata"].get("labels") or {}).get(LABEL_SERVICE)
-    return (namespace, label) if label else None
+    return {(namespace, label)} if label else set()
 
 
 def _is_same(thing: Object, other: Object) -> bool:

@@ -6,13 +6,17 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, MutableMapping
 from typing import Any
 
-from .errors import ApiError, body_too_large
+from .errors import ApiError, body_too_large, body_too_slow
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 RawHeaders = list[tuple[bytes, bytes]]
+
+
+# Between two pieces of a request's body, as with the server.
+BODY_TIMEOUT_S = 30.0
 
 
 class ClientGone(Exception):
@@ -31,7 +35,7 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
     """The whole request body.
 
     Raises:
-        ApiError: 413, as soon as it is known to be larger than `limit` bytes.
+        ApiError: 413, as soon as it is known to be larger than `limit` bytes; 408 where nothing more of it comes.
         ClientGone: the connection closed before the end.
     """
     length = header(scope["headers"], b"content-length")
@@ -40,7 +44,7 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
     parts: list[bytes] = []
     size = 0
     while True:
-        message = await receive()
+        message = await _in_time(receive)
         if message["type"] == "http.disconnect":
             raise ClientGone
         part = message.get("body", b"")
@@ -50,6 +54,14 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
         parts.append(part)
         if not message.get("more_body"):
             return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+async def _in_time(receive: Receive) -> Message:
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            return await receive()
+    except TimeoutError:
+        raise body_too_slow(BODY_TIMEOUT_S) from None
 
 
 async def send_whole(send: Send, status: int, headers: RawHeaders, body: bytes) -> None:
@@ -63,7 +75,7 @@ async def send_error(send: Send, error: ApiError, extra: Iterable[tuple[bytes, b
     body = error.body()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     headers += error.headers()
-    if error.status == 413:
+    if error.status in (408, 413):
         # The rest of the body is on its way and nobody will read it.
         headers.append((b"connection", b"close"))
     await send_whole(send, error.status, [*headers, *extra], body)

@@ -58,6 +58,11 @@ def body_too_large(limit: int) -> ApiError:
     return ApiError(413, f"The request body is larger than {limit} bytes", code="body_too_large")
 
 
+def body_too_slow(seconds: float) -> ApiError:
+    """408: nothing more of the body came for so long."""
+    return ApiError(408, f"The request's body did not come within {seconds:g} s", code="request_timeout")
+
+
 def no_ready_replica(model: str, states: Iterable[str]) -> ApiError:
     """503: the service exists, but nothing of it can answer now; says what its replicas wait for."""
     why = "; ".join(states) or "it has no replicas"

@@ -17,6 +17,7 @@ import uvloop
 
 from pagetide_spec.command_line import Parser
 from pagetide_spec.errors import SettingError
+from pagetide_spec.flags import seconds
 from pagetide_spec.names import GATEWAY_PORT
 from pagetide_spec.web import listen
 
@@ -29,7 +30,7 @@ log = logging.getLogger(__name__)
 
 def main(argv: Sequence[str]) -> int:
     """Run until SIGTERM or SIGINT; 0 after a clean end, 2 for a wrong call."""
-    args = _parser().parse_args(argv)
+    args = parser().parse_args(argv)
     try:
         registry = registry_of(args.service)
         if args.max_body_mib < 1:
@@ -88,30 +89,27 @@ def _is_http(url: str) -> bool:
         return False
 
 
-def _parser() -> Parser:
-    parser = Parser(
+def parser() -> Parser:
+    """The command's flags."""
+    out = Parser(
         "pagetide gateway",
         description="One OpenAI address for many services. Watching the cluster is not built yet: name them here.",
     )
-    parser.add_argument("--host", default="0.0.0.0", help="address to listen on (default: %(default)s)")
-    parser.add_argument(
-        "--port", type=int, default=GATEWAY_PORT, help="port; 0 takes a free one (default: %(default)s)"
-    )
-    parser.add_argument(
+    out.add_argument("--host", default="0.0.0.0", help="address to listen on (default: %(default)s)")
+    out.add_argument("--port", type=int, default=GATEWAY_PORT, help="port; 0 takes a free one (default: %(default)s)")
+    out.add_argument(
         "--service",
         action="append",
         default=[],
         metavar="NAME=URL[,URL...]",
         help="a model name and its replicas; may be given several times",
     )
-    parser.add_argument(
-        "--max-body-mib", type=int, default=32, help="largest request body in MiB (default: %(default)s)"
-    )
-    parser.add_argument(
+    out.add_argument("--max-body-mib", type=int, default=32, help="largest request body in MiB (default: %(default)s)")
+    out.add_argument(
         "--drain-seconds",
-        type=float,
+        type=seconds,
         default=30,
         help="time that running requests get at the end (default: %(default)s)",
     )
-    parser.add_argument("--log-level", choices=["debug", "info", "warning", "error"], default="info")
-    return parser
+    out.add_argument("--log-level", choices=["debug", "info", "warning", "error"], default="info")
+    return out

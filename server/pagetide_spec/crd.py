@@ -23,7 +23,7 @@ def custom_resource_definition(rules: bool = True) -> dict[str, Any]:
         "name": VERSION,
         "served": True,
         "storage": True,
-        "additionalPrinterColumns": _columns(),
+        "additionalPrinterColumns": printer_columns(),
         "subresources": {
             "status": {},
             "scale": {
@@ -91,7 +91,8 @@ def _root(rules: bool) -> Schema:
     return record("A large language model, served over an OpenAI-compatible API.", fields, required=["spec"])
 
 
-def _columns() -> list[dict[str, Any]]:
+def printer_columns() -> list[dict[str, Any]]:
+    """What `kubectl get` shows beside the name."""
     ready = ".status.conditions[?(@.type=='Ready')]"
     return [
         {"name": "Model", "type": "string", "jsonPath": ".spec.model.uri"},

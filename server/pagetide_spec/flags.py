@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -54,6 +55,21 @@ def parse_text(field: dataclasses.Field[Any], text: str) -> Any:
     except ValueError:
         word = "a whole number" if base is int else "a number"
         raise SettingError(field.name, text, f"must be {word}") from None
+
+
+def seconds(text: str, least: float = 0.0) -> float:
+    """For argparse: a finite number of seconds, at least so many.
+
+    Raises:
+        argparse.ArgumentTypeError: it is none.
+    """
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value >= least):
+        raise argparse.ArgumentTypeError(f"{text!r}: must be a number of seconds, at least {least:g}")
+    return value
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

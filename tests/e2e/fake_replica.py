@@ -41,7 +41,8 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("content-type", "text/event-stream")
         self.send_header("transfer-encoding", "chunked")
         self.end_headers()
-        for event in [*(b"data: %d\n\n" % i for i in range(count)), b"data: [DONE]\n\n"]:
+        chunks = (b'data: {"choices": [{"index": 0, "text": "%d "}]}\n\n' % i for i in range(count))
+        for event in [*chunks, b"data: [DONE]\n\n"]:
             self.wfile.write(b"%x\r\n%b\r\n" % (len(event), event))
             time.sleep(0.05)
         self.wfile.write(b"0\r\n\r\n")

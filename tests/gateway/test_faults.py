@@ -9,7 +9,7 @@ import socket
 import pytest
 from aiohttp import ClientPayloadError, web
 
-from pagetide_gateway import health
+from pagetide_gateway import asgi, health
 
 
 async def begin_stream(request: web.Request, first: bytes) -> web.StreamResponse:
@@ -225,6 +225,17 @@ async def test_a_client_that_leaves_before_the_first_byte_frees_the_replica(star
     asking.cancel()
     await asyncio.wait_for(replica.cancelled.wait(), 2)
     assert len(replica.requests) == 1
+
+
+async def test_a_body_that_does_not_come_is_408(start_replicas, start_gateway, monkeypatch):
+    monkeypatch.setattr(asgi, "BODY_TIMEOUT_S", 0.1)
+    front = await start_gateway(*await start_replicas(1))
+    reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{")
+    async with asyncio.timeout(10):
+        assert (await reader.readline()).startswith(b"HTTP/1.1 408 ")
+        await reader.read()  # to the end of the connection
+    writer.close()
 
 
 async def test_a_slow_reader_holds_the_replica_back_and_nobody_else(start_replicas, start_gateway, until):

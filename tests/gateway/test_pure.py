@@ -141,6 +141,13 @@ def test_where_it_cannot_listen_is_named(flag, value, capsys):
     assert value in error
 
 
+@pytest.mark.parametrize("value", ["nan", "inf", "-1", "soon"])
+def test_a_drain_takes_a_number_of_seconds(value, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main([f"--drain-seconds={value}"])
+    assert f"--drain-seconds: '{value}': must be a number of seconds" in capsys.readouterr().err
+
+
 def test_the_documented_metrics_are_those_there_are():
     text = (Path(__file__).parents[2] / "docs" / "gateway.md").read_text()
     documented = re.findall(r"`(pagetide_gateway_\w+)(?:\{(\w+)\})?`", text)

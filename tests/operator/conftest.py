@@ -18,8 +18,7 @@ VARIABLE = "PAGETIDE_TEST_KUBECONFIG"
 BINARIES = "KUBEBUILDER_ASSETS"
 _HOW = (
     f"set {VARIABLE} to the kubeconfig of any cluster (kind, k3s, minikube); or {BINARIES} to a folder with etcd and "
-    "kube-apiserver, for what needs no nodes; or, beside the lab and as root: "
-    'eval "$(.ci/lab up /tmp/pagetide-lab)" before and `.ci/lab down /tmp/pagetide-lab` after'
+    "kube-apiserver, for what needs no nodes"
 )
 _left_out = pytest.StashKey[list]()
 

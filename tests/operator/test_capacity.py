@@ -44,6 +44,20 @@ def test_total(pods, expected):
     assert total(pods, {"a": Capacity(1, 10), "b": Capacity(2, 20)}) == expected
 
 
+async def test_an_ipv6_address_is_asked_as_such():
+    asked = asyncio.Queue()
+
+    async def fetch(address):
+        asked.put_nowait(address)
+        return TEXT
+
+    meter = Meter(fetch, lambda name: None)
+    running = asyncio.create_task(meter.run())
+    meter.ask(("ns", "llm"), [pod("fd00::1")])
+    assert await asyncio.wait_for(asked.get(), 5) == "http://[fd00::1]:8000"
+    running.cancel()
+
+
 async def test_each_pod_is_asked_once_and_a_silent_one_harms_nobody():
     asked, found = [], asyncio.Queue()
 

@@ -1,5 +1,6 @@
 """The Helm chart: the same as the manifests, and checked values."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -50,7 +51,7 @@ def test_roles_are_those_of_the_manifests():
 @pytest.mark.parametrize("name", ["operator", "gateway"])
 def test_workloads_are_those_of_the_manifests(name):
     ours = next(yaml.safe_load_all((ROOT / f"manifests/{name}.yaml").read_text()))["spec"]
-    found = rendered("--kube-version=1.30.0")["Deployment", f"pagetide-{name}"]["spec"]
+    found = rendered("--kube-version=1.30.0", "--set", "gateway.enabled=true")["Deployment", f"pagetide-{name}"]["spec"]
     (container,), (wanted,) = (s["template"]["spec"].pop("containers") for s in (found, ours))
     assert found["template"]["spec"] == ours["template"]["spec"]
     assert found["selector"] == ours["selector"]
@@ -89,8 +90,26 @@ def test_a_wrong_value_is_refused(value):
     assert helm("template", "release", str(CHART), "--set", value, check=False).returncode != 0
 
 
+def names_of(schema, definitions):
+    """The names that a schema knows, with those below them."""
+    found = definitions[schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
+    properties = found.get("properties")
+    return properties and {k: names_of(v, definitions) for k, v in properties.items()}
+
+
+def names_in(values, known):
+    return {k: names_in(v, known[k]) for k, v in values.items()} if known and isinstance(values, dict) else None
+
+
+def test_every_value_is_in_the_schema_and_the_other_way_round():
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    known = names_of(schema, schema["definitions"])
+    del known["global"]  # helm's own
+    assert names_in(yaml.safe_load((CHART / "values.yaml").read_text()), known) == known
+
+
 @needs_helm
-def test_every_value_is_in_the_schema_and_every_part_can_be_left_out():
-    found = rendered("--kube-version=1.30.0", "--set", "gateway.enabled=false,crds.install=false")
+def test_every_part_can_be_left_out():
+    found = rendered("--kube-version=1.30.0", "--set", "crds.install=false")
     assert not [name for _, name in found if "gateway" in name]
     assert not [kind for kind, _ in found if kind == "CustomResourceDefinition"]

@@ -10,10 +10,12 @@ from pagetide_operator.desired import Platform
 from pagetide_operator.failures import Failure
 from pagetide_operator.reconcile import trouble_of
 from pagetide_spec.errors import ResourceError
+from pagetide_spec.names import ANNOTATION_TEMPLATE_HASH
 
 
-def ready(status, reason):
-    return {"conditions": [{"type": "Ready", "status": status, "reason": reason, "message": "m"}]}
+def ready(status, reason, progress="Complete"):
+    found = (("Ready", status, reason), ("Progressing", "False", progress))
+    return {"conditions": [{"type": t, "status": s, "reason": r, "message": "m"} for t, s, r in found]}
 
 
 @pytest.mark.parametrize(
@@ -26,6 +28,13 @@ def ready(status, reason):
         ),
         pytest.param(ready("True", "Ready"), ready("True", "Ready"), None, id="no news"),
         pytest.param(ready("True", "Ready"), {"replicas": 2}, None, id="something else changed"),
+        pytest.param(
+            ready("True", "Ready"),
+            ready("True", "Ready", "Unschedulable"),
+            ("Warning", "Unschedulable", "m"),
+            id="one more replica finds no room",
+        ),
+        pytest.param(ready("True", "Ready"), ready("True", "Ready", "RollingOut"), None, id="progress as it should be"),
     ],
 )
 def test_events(before, change, expected):
@@ -51,14 +60,53 @@ def test_a_spoilt_note_of_kubectl_harms_nobody(service, noted):
     assert understood(resource).name == "llm"
 
 
-def test_time_alone_is_waited_for_only_where_it_matters(service):
-    assert look_again_after(Seen(service(), []), 30, 0.0) is None
+SINCE = "1970-01-01T00:01:40Z"
+
+
+def child(kind, version, **more):
+    annotations = {"metadata": {"name": "x", "annotations": {ANNOTATION_TEMPLATE_HASH: version}}}
+    return {"kind": kind, **annotations, "spec": {"template": annotations}, **more}
+
+
+WAITING = child(
+    "Pod",
+    "new",
+    status={
+        "conditions": [
+            {
+                "type": "PodScheduled",
+                "status": "False",
+                "message": "1 Insufficient nvidia.com/gpu.",
+                "lastTransitionTime": SINCE,
+            }
+        ]
+    },
+)
+ROLLING = [child("Deployment", "new"), child("Pod", "old")]
+
+
+@pytest.mark.parametrize(
+    ("children", "now", "expected"),
+    [
+        pytest.param([], 110.0, None, id="no Deployment yet"),
+        pytest.param(ROLLING, 110.0, None, id="no pod waits"),
+        pytest.param([*ROLLING, WAITING], 110.0, 20.0, id="patience is left"),
+        pytest.param([*ROLLING, WAITING], 130.0, None, id="patience is over, and the decision made"),
+        pytest.param([ROLLING[0], WAITING], 110.0, None, id="no old pod that could go first"),
+    ],
+)
+def test_time_alone_is_waited_for_only_where_it_matters(service, children, now, expected):
+    assert look_again_after(Seen(service(), children), 30, now) == expected
 
 
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
-        pytest.param(None, None, id="no error"),
+        pytest.param(
+            KeyError("x"),
+            Failure("InternalError", "the operator failed (KeyError); its log has more"),
+            id="a fault of ours",
+        ),
         pytest.param(ApiError(0, "Unreachable", "x"), None, id="the server does not answer"),
         pytest.param(ApiError(503, "ServiceUnavailable", "x"), None, id="the server is busy"),
         pytest.param(ApiError(409, "Conflict", "x"), None, id="somebody was quicker"),
@@ -68,4 +116,9 @@ def test_time_alone_is_waited_for_only_where_it_matters(service):
     ],
 )
 def test_what_an_error_means_for_the_status(error, expected):
-    assert trouble_of(error) == expected
+    assert trouble_of([error]) == expected
+    assert trouble_of([ApiError(503, "ServiceUnavailable", "x"), error]) == expected
+
+
+def test_no_error_is_no_trouble():
+    assert trouble_of([]) is None

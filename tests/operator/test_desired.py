@@ -1,10 +1,12 @@
 """The children of a service."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from pagetide_operator.desired import Platform, children, key_of, wanted_replicas
+from pagetide_operator.local.service import localize, replica_command
 from pagetide_operator.pod import grace_seconds, pod_template
 from pagetide_spec.names import ANNOTATION_APPLIED, ANNOTATION_TEMPLATE_HASH, selector_labels
 from pagetide_spec.resource import Rollout, parse
@@ -196,9 +198,31 @@ def test_pods_after_an_upgrade_of_the_operator(service, change, image):
 def test_bookkeeping_that_was_lost_or_spoilt_is_made_anew(service):
     live = json.loads(json.dumps(made(service())["Deployment", "llm"]))
     annotations = live["metadata"]["annotations"]
-    for damage in ({}, {**annotations, "pagetide.dev/template": "{"}):
+    edited = annotations["pagetide.dev/template"].replace("pagetide/server:1", "evil/server:1")
+    for damage in ({}, *({**annotations, "pagetide.dev/template": text} for text in ("{", "[]", "{}", "1", edited))):
         live["metadata"]["annotations"] = damage
         assert pod_of(service(), live=live, platform=NEWER)["containers"][0]["image"] == "pagetide/server:2"
+
+
+@pytest.mark.parametrize("resources", [None, {"limits": None}, {"limits": {"cpu": 1}, "requests": None}])
+def test_resources_that_are_null_are_as_good_as_none(service, resources):
+    sidecar = {"name": "sidecar", "resources": resources}
+    made = pod_of(service(template={"containers": [sidecar]}))["containers"][1]["resources"]
+    assert made == ({"limits": {"cpu": "1"}} if resources and resources["limits"] else {})
+
+
+@pytest.mark.parametrize(
+    ("spec", "seconds"),
+    [
+        pytest.param({"drainSeconds": 10}, 10, id="as long as the resource gives running requests"),
+        pytest.param({"drainSeconds": 10, "engine": {"shutdownTimeoutS": 20}}, 20, id="unless it says otherwise"),
+    ],
+)
+def test_a_server_finishes_requests_for_as_long_wherever_it_runs(service, spec, seconds):
+    found = parse(service(**spec))
+    local = replica_command(localize(found, Path("volumes")), 1)
+    assert f"--shutdown-timeout-s={seconds:.1f}" in server_of(service(**spec))["args"]
+    assert f"--shutdown-timeout-s={seconds:.1f}" in local
 
 
 def test_the_hash_in_the_template_tells_templates_apart(service):
@@ -207,6 +231,7 @@ def test_the_hash_in_the_template_tells_templates_apart(service):
 
     assert hash_of() == hash_of(replicas=3)
     assert hash_of() != hash_of(engine={"maxNumSeqs": 2})
+    assert hash_of() != hash_of(template={"annotations": {"a": "b"}})
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ TEXT = (ROOT / "docs/operator.md").read_text()
 def test_every_reason_of_ready_is_explained():
     source = (ROOT / "operator/pagetide_operator/status.py").read_text()
     source += (ROOT / "operator/pagetide_operator/reconcile.py").read_text()
-    reasons = set(re.findall(r'(?:Verdict\("Ready", \w+, |Failure\()"(\w+)"', source)) | set(failures._ORDER)
+    reasons = set(re.findall(r'(?:Verdict\("Ready", \w+, |Failure\()"(\w+)"', source)) | set(failures.REASONS)
     reasons |= {"InvalidSpec", "InvalidName"}
     explained = {r for row in re.findall(r"^\| ([A-Z][\w, ]+) \|", TEXT, re.MULTILINE) for r in row.split(", ")}
     assert len(reasons) > 10

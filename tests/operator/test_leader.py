@@ -1,7 +1,10 @@
 """Leader election against a fake server and a fake clock."""
 
+import asyncio
+
 import pytest
 
+from pagetide_operator import leader
 from pagetide_operator.client import ApiError
 from pagetide_operator.leader import DURATION, Leader, Observed
 
@@ -10,9 +13,11 @@ class Leases:
     """A server that holds one Lease and refuses stale writes."""
 
     def __init__(self):
-        self.lease, self.version, self.is_down = None, 0, False
+        self.lease, self.version, self.is_down, self.is_silent = None, 0, False, False
 
     async def request(self, method, path, query=None, body=None, content_type=""):
+        if self.is_silent:
+            await asyncio.sleep(60)
         if self.is_down:
             raise ApiError(0, "Unreachable", "no answer")
         if method == "GET":
@@ -83,6 +88,27 @@ async def test_an_unreachable_server_elects_nobody(clock):
     assert not await one._try()
 
 
+async def test_a_holder_whose_renewal_gets_no_answer_gives_up_in_time(monkeypatch):
+    monkeypatch.setattr(leader, "RENEW_DEADLINE", 0.2)
+    monkeypatch.setattr(leader, "RETRY", 0.01)
+    leases = Leases()
+    one = Leader(leases, "ns", "1")
+    await one.elected()
+    leases.is_silent = True
+    await asyncio.wait_for(one.lost(), 2)
+
+
+async def test_a_candidate_asks_again_when_it_gets_no_answer(monkeypatch):
+    monkeypatch.setattr(leader, "RENEW_DEADLINE", 0.05)
+    monkeypatch.setattr(leader, "RETRY", 0.01)
+    leases = Leases()
+    leases.is_silent = True
+    electing = asyncio.create_task(Leader(leases, "ns", "1").elected())
+    await asyncio.sleep(0.1)
+    leases.is_silent = False
+    await asyncio.wait_for(electing, 2)
+
+
 async def test_of_two_that_write_at_once_one_wins(clock):
     leases = Leases()
     one, two = (Leader(leases, "ns", name, clock) for name in "12")
@@ -92,6 +118,14 @@ async def test_of_two_that_write_at_once_one_wins(clock):
     assert await one._try()
     with pytest.raises(ApiError):
         await two._write(stale, "2")
+
+
+def test_a_lease_is_free_when_its_own_time_is_over():
+    observed = Observed()
+    lease = {"spec": {"holderIdentity": "other", "renewTime": "x", "leaseDurationSeconds": 60}}
+    assert not observed.is_free(lease, "me", 1000.0)
+    assert not observed.is_free(lease, "me", 1000.0 + 59)
+    assert observed.is_free(lease, "me", 1000.0 + 61)
 
 
 def test_time_is_measured_by_our_own_clock():

@@ -30,6 +30,41 @@ from pagetide_operator.merge import merged
             id="another source of a volume takes the place of the default",
         ),
         pytest.param(
+            {"volumes": [{"name": "cache", "emptyDir": {}}]},
+            {"volumes": [{"name": "cache", "cephfs": {"monitors": ["x"]}}]},
+            {"volumes": [{"name": "cache", "cephfs": {"monitors": ["x"]}}]},
+            id="also a source that nobody here has heard of",
+        ),
+        pytest.param(
+            {"volumes": [{"name": "cache", "emptyDir": {}}]},
+            {"volumes": [{"name": "cache", "emptyDir": {"sizeLimit": "1Gi"}}]},
+            {"volumes": [{"name": "cache", "emptyDir": {"sizeLimit": "1Gi"}}]},
+            id="the same source is merged",
+        ),
+        pytest.param(
+            {"lifecycle": {"preStop": {"exec": {"command": ["sleep"]}}}},
+            {"lifecycle": {"preStop": {"httpGet": {"path": "/"}}}},
+            {"lifecycle": {"preStop": {"httpGet": {"path": "/"}}}},
+            id="another handler takes the place of the default",
+        ),
+        pytest.param(
+            {"livenessProbe": {"httpGet": {"path": "/"}, "periodSeconds": 3}},
+            {"livenessProbe": {"tcpSocket": {"port": 1}}},
+            {"livenessProbe": {"tcpSocket": {"port": 1}, "periodSeconds": 3}},
+            id="another probe keeps its times",
+        ),
+        pytest.param(
+            {"ports": [{"containerPort": 53, "protocol": "TCP", "name": "a"}]},
+            {"ports": [{"containerPort": 53, "protocol": "UDP"}, {"containerPort": 53, "name": "b"}]},
+            {
+                "ports": [
+                    {"containerPort": 53, "protocol": "TCP", "name": "b"},
+                    {"containerPort": 53, "protocol": "UDP"},
+                ]
+            },
+            id="a port is a number and a protocol",
+        ),
+        pytest.param(
             {"volumeMounts": [{"name": "a", "mountPath": "/x"}]},
             {"volumeMounts": [{"name": "b", "mountPath": "/x"}]},
             {"volumeMounts": [{"name": "b", "mountPath": "/x"}]},

@@ -12,6 +12,8 @@ import kmock
 import kubernetes.client
 import pytest
 
+from pagetide_operator import act, reconcile
+from pagetide_operator.client import ApiError
 from pagetide_operator.process import Operator, OperatorError, Options
 from pagetide_spec.errors import SettingError
 from pagetide_spec.names import API_VERSION, KIND, PLURAL
@@ -93,6 +95,32 @@ async def test_a_service_gets_children_and_a_status(server, run, service):
     assert found(server, "policy/v1/poddisruptionbudgets") is not None
 
 
+async def test_a_fault_of_ours_is_told_in_the_status_and_stops_no_other(server, run, service, monkeypatch):
+    plain = reconcile.plan_for
+
+    def plan_for(found, *arguments):
+        if found.name == "odd":
+            raise KeyError("out of luck")
+        return plain(found, *arguments)
+
+    monkeypatch.setattr(reconcile, "plan_for", plan_for)
+    server.objects[RESOURCES, "ns", "odd"] = service("odd")
+    server.objects[RESOURCES, "ns", "llm"] = service()
+    await run()
+    await until(lambda: reason(server, "odd") == "InternalError")
+    await until(lambda: reason(server) == "Starting")
+
+
+async def test_what_cannot_be_told_as_an_event_is_in_the_status(server, run, service, monkeypatch):
+    async def refuse(*arguments):
+        raise ApiError(403, "Forbidden", "no Events")
+
+    monkeypatch.setattr(act, "post_event", refuse)
+    server.objects[RESOURCES, "ns", "llm"] = service()
+    await run()
+    await until(lambda: reason(server) == "Starting")
+
+
 async def test_an_invalid_service_stops_no_other(server, run, service):
     server.objects[RESOURCES, "ns", "bad"] = service("bad", engine={"blockSize": 7})
     server.objects[RESOURCES, "ns", "a" * 70] = service("a" * 70)
@@ -131,6 +159,30 @@ async def test_neither_kopf_nor_anybody_writes_at_rest(server, run, service):
     before = len(server["patch"]) + len(server["post"]) + len(server["delete"])
     await asyncio.sleep(1)  # five relists
     assert len(server["patch"]) + len(server["post"]) + len(server["delete"]) == before
+
+
+async def test_it_stops_when_told_though_the_server_does_not_answer():
+    configuration = kubernetes.client.Configuration()
+    configuration.host = "http://127.0.0.1:1"
+    operator = Operator(configuration, Options("i"))
+    running = asyncio.create_task(operator.run())
+    await asyncio.sleep(0.1)
+    operator.stop.set()
+    await asyncio.wait_for(running, 1)
+
+
+async def test_a_list_that_fails_for_a_while_is_asked_for_again(server, run, service, monkeypatch):
+    codes, plain = [500, 410], act.listed
+
+    async def listed(*arguments):
+        if codes:
+            raise ApiError(codes.pop(), "x", "out of luck")
+        return await plain(*arguments)
+
+    monkeypatch.setattr(act, "listed", listed)
+    server.objects[RESOURCES, "ns", "llm"] = service()
+    await run()
+    await until(lambda: reason(server) == "Starting")
 
 
 async def test_a_number_that_is_no_port_is_refused(run):

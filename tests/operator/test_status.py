@@ -41,6 +41,9 @@ def ended(code, reason="Error", message="", **more):
     return pod(lastState=state, **more)
 
 
+LATE = {"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded", "message": "late"}
+
+
 def unscheduled(message, version="new"):
     return pod(version, conditions=[{"type": "PodScheduled", "status": "False", "message": message}])
 
@@ -103,6 +106,24 @@ LOADING = {"waiting": {"reason": "ContainerCreating"}}
             [ended(3, state={"running": {}}, ready=True)],
             ("True", "Ready", "2 of 2 replicas serve"),
             id="a crash that is over",
+        ),
+        pytest.param(
+            deployment(ready=0),
+            [ended(0, reason="Completed", state={"waiting": {"reason": "CrashLoopBackOff"}})],
+            ("False", "CrashLoopBackOff", "container server ended with exit code 0"),
+            id="a server that ends though nobody told it to",
+        ),
+        pytest.param(
+            deployment(ready=0, conditions=[LATE]),
+            [],
+            ("False", "ProgressDeadlineExceeded", "pods were not ready within startupSeconds"),
+            id="loading for ever",
+        ),
+        pytest.param(
+            deployment(ready=2, replicas=3, updated=1),
+            [unscheduled("Insufficient nvidia.com/gpu")],
+            ("True", "Ready", "2 of 2 replicas serve"),
+            id="a surge pod waits for a device while all serve",
         ),
         pytest.param(
             deployment(ready=0),
@@ -207,6 +228,21 @@ def test_ready_of_scaled_services(service, spec, status, live, expected):
 )
 def test_progressing(service, live, pods, expected):
     assert conditions(status_of(service(), live, pods))["Progressing"][:2] == expected
+
+
+def test_an_init_container_that_has_done_its_work_is_no_failure(service):
+    made = pod(state=LOADING)
+    made["status"]["initContainerStatuses"] = [
+        {"name": "init", "ready": False, "state": {"terminated": {"exitCode": 0, "reason": "Completed"}}}
+    ]
+    assert conditions(status_of(service(), deployment(ready=0), [made]))["Ready"][1] == "Starting"
+
+
+def test_whether_load_decides_is_told_anew_when_that_changes(service):
+    before = status_of(service(), deployment())
+    assert conditions(before)["ScalingActive"][:2] == ("False", "FixedReplicas")
+    after = status_of(service(status=before, autoscaling={"maxReplicas": 2}), deployment())
+    assert conditions(after)["ScalingActive"][:2] == ("False", "NoDecision")
 
 
 def test_what_could_not_be_applied_is_told(service):

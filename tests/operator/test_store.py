@@ -18,16 +18,16 @@ def names(store):
 
 def test_children_are_found_by_the_label_of_their_service():
     store = Store()
-    assert store.put("Pod", thing("a")) == ("ns", "llm")
-    assert store.put("Pod", thing("b", label=None)) is None
-    assert store.put("Service", thing("a")) == ("ns", "llm")
+    assert store.put("Pod", thing("a")) == {("ns", "llm")}
+    assert store.put("Pod", thing("b", label=None)) == set()
+    assert store.put("Service", thing("a")) == {("ns", "llm")}
     assert names(store) == {("Pod", "a"), ("Service", "a")}
 
 
 def test_a_late_event_does_not_undo_a_newer_state():
     store = Store()
     store.put(KIND, thing(version="9"))
-    assert store.put(KIND, thing(version="10")) == ("ns", "llm")
+    assert store.put(KIND, thing(version="10")) == {("ns", "llm")}
     store.put(KIND, thing(version="9"))
     assert store.resource(("ns", "llm"))["metadata"]["resourceVersion"] == "10"
 
@@ -57,6 +57,19 @@ def test_a_list_tells_what_the_watches_missed():
     assert store.replace("Pod", found, "9") == {("ns", "llm"), ("ns", "other"), ("ns", "third")}
     assert store.replace("Pod", found, "9") == set()
     assert names(store) == {("Pod", "same"), ("Pod", "changed")}
+
+
+def test_a_child_that_is_labelled_away_concerns_both_services():
+    store = Store()
+    store.put("Service", thing("a"))
+    assert store.put("Service", thing("a", version="2", label="other")) == {("ns", "llm"), ("ns", "other")}
+    assert names(store) == set()
+
+
+def test_a_list_older_than_what_a_watch_told_is_not_held_against_it():
+    store = Store()
+    store.put("Pod", thing("a", version="5"))
+    assert store.replace("Pod", [thing("a", version="4")], "4") == set()
 
 
 def test_the_late_answer_to_a_write_does_not_bring_back_what_was_deleted():

@@ -13,8 +13,9 @@ from pagetide_operator.watchdog import Watchdog
         pytest.param([({"Pod": 1}, {"Pod": 5}), ({"Pod": 2}, {"Pod": 6})], [], id="two with an event between"),
         pytest.param([({"Pod": 1}, {}), ({"Pod": 0}, {}), ({"Pod": 1}, {})], [], id="two with a good list between"),
         pytest.param([({"Pod": 1}, {}), ({"Service": 1}, {})], [], id="two of different kinds"),
+        pytest.param([({"Monitor": 1}, {}), ({"Monitor": 1}, {})], [], id="two of a kind that nobody watches"),
     ],
 )
 def test_dead_watches(lists, expected):
-    watchdog = Watchdog()
+    watchdog = Watchdog(["Pod", "Service"])
     assert [watchdog.dead_watches(*one) for one in lists][-1] == expected

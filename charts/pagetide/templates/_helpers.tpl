@@ -91,12 +91,3 @@ volumeMounts:
   resources: [events]
   verbs: [create]
 {{- end }}
-
-{{- define "pagetide.gatewayRules" -}}
-- apiGroups: [pagetide.dev]
-  resources: [inferenceservices]
-  verbs: [get, list, watch]
-- apiGroups: [""]
-  resources: [pods]
-  verbs: [list, watch]
-{{- end }}

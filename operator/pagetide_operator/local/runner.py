@@ -27,6 +27,7 @@ from .status import PATH_STATUS, ReplicaStatus, State, describe, is_ready
 from .supervisor import ReplicaCommand, Slot, Supervisor
 
 _LOOK_S = 0.1
+EXIT_FAILED = 1
 
 
 class Runner:
@@ -58,16 +59,19 @@ class Runner:
         try:
             await asyncio.wait({serving, supervising, telling, ending}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in (telling, ending):
-                task.cancel()
+            ending.cancel()
+            if not telling.done():
+                telling.cancel()
             self._server.stop()
             await self._supervisor.close()
         await serving
         await supervising
-        try:
-            return await telling
-        except asyncio.CancelledError:
+        if self._ending.is_set():
             return 0
+        if telling.done() and not telling.cancelled():
+            return telling.result()
+        print("pagetide up: the gateway has ended by itself", file=sys.stderr)
+        return EXIT_FAILED
 
     def _take_signals(self) -> None:
         loop = asyncio.get_running_loop()

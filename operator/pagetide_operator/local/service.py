@@ -12,6 +12,8 @@ from pagetide_spec.errors import SettingError
 from pagetide_spec.flags import to_arguments
 from pagetide_spec.resource import InferenceService, ModelSource
 
+from ..pod import server_settings, shutdown_seconds
+
 
 @dataclasses.dataclass(frozen=True)
 class LocalService:
@@ -47,13 +49,6 @@ def localize(service: InferenceService, volumes: Path) -> LocalService:
         SettingError: the model's file or folder is not there, or a variable has no name.
     """
     model = service.model
-    settings = {
-        "revision": model.revision,
-        # The server gives its streams as long as the resource does, unless the resource says otherwise.
-        "shutdown_timeout_s": float(service.drain_seconds),
-        **service.engine,
-        "served_model_name": model.served_name,
-    }
     environment, left_out = _environment(service.template)
     replicas, field = _replicas(service)
     return LocalService(
@@ -64,8 +59,8 @@ def localize(service: InferenceService, volumes: Path) -> LocalService:
         model=model_argument(model, volumes),
         replicas=replicas,
         replicas_field=field,
-        drain_seconds=float(service.drain_seconds),
-        settings=settings,
+        drain_seconds=shutdown_seconds(service),
+        settings=server_settings(service),
         environment=environment,
         notes=tuple(_notes(service)) + left_out,
     )

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 from rich.status import Status
 from rich.table import Table
+from rich.text import Text
 
 from .status import COLUMNS, is_ready, row
 
@@ -77,7 +78,7 @@ class Progress:
         line = f"{self._prefix} ({now - self._begun:.0f} s): {text}"
         if self._status:
             # As text, not markup: log lines may hold square brackets.
-            self._status.update(_cut(line, self._console.width - 4).replace("[", r"\["))
+            self._status.update(Text(_cut(line, self._console.width - 4)))
         elif now - self._told_at >= _QUIET_S or (text != self._told and now - self._told_at >= 1):
             print(line, file=sys.stderr, flush=True)
             self._told, self._told_at = text, now

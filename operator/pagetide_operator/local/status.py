@@ -6,14 +6,18 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from pagetide_spec.crd import printer_columns
+
+from ..failures import Failure
+from ..status import readiness
 from .service import LocalService
 
 PATH_STATUS = "/status"
 
 State = Literal["starting", "ready", "draining", "waiting", "broken"]
 
-# The printer columns of the CustomResourceDefinition behind the name, as `kubectl get` shows them.
-COLUMNS = ("Name", "Model", "Ready", "Replicas", "Desired", "Reason", "Age")
+# As `kubectl get` shows services.
+COLUMNS = ("Name", *(column["name"] for column in printer_columns()))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,23 +34,22 @@ class ReplicaStatus:
 
 
 def ready_condition(desired: int, replicas: Sequence[ReplicaStatus]) -> dict[str, str]:
-    """The Ready condition, by the operator's rule: all replicas serve and none fails."""
-    ready = sum(r.state == "ready" for r in replicas)
-    serve = f"{ready} of {desired} replicas serve"
-    if not desired:
-        return _condition("False", "ScaledToZero", "replicas is 0")
-    for state, reason in (("broken", "WrongSetting"), ("waiting", "CrashLoopBackOff")):
-        if failed := [r for r in replicas if r.state == state]:
-            return _condition("False", reason, _messages(failed) + (f"; {serve}" if ready else ""))
-    if ready >= desired:
-        return _condition("True", "Ready", serve)
-    late = [r for r in replicas if r.state != "ready"]
-    again = any(r.restarts for r in late)
-    return _condition("False", "CrashLoopBackOff" if again else "Starting", _messages(late) or serve)
+    """The Ready condition, by the operator's rule; while replicas start, its message is what they last said."""
+    ready, late = sum(r.state == "ready" for r in replicas), [r for r in replicas if r.state != "ready"]
+    verdict = readiness(ready, desired, desired, _failure(late))
+    message = (_messages(late) if verdict.reason == "Starting" else "") or verdict.message
+    return {"type": "Ready", "status": str(verdict.holds), "reason": verdict.reason, "message": message}
 
 
-def _condition(status: str, reason: str, message: str) -> dict[str, str]:
-    return {"type": "Ready", "status": status, "reason": reason, "message": message}
+def _failure(late: Sequence[ReplicaStatus]) -> Failure | None:
+    """What is the matter with those that do not serve; one that starts again has failed before."""
+    for reason, failed in (
+        ("WrongSetting", [r for r in late if r.state == "broken"]),
+        ("CrashLoopBackOff", [r for r in late if r.state == "waiting"] or [r for r in late if r.restarts]),
+    ):
+        if failed:
+            return Failure(reason, _messages(failed))
+    return None
 
 
 def _messages(replicas: Sequence[ReplicaStatus]) -> str:

@@ -11,8 +11,9 @@ import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
+from typing import Any
 
 from pagetide_gateway.registry import Registry
 from pagetide_gateway.registry import Replica as RoutedReplica
@@ -138,10 +139,15 @@ class Supervisor:
         self._route(slot.service)
         self._watch(self._until_exit(slot, slot.process))
 
-    def _watch(self, work: object) -> None:
-        task = asyncio.ensure_future(work)  # type: ignore[call-overload]
+    def _watch(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
         self._watchers.add(task)
-        task.add_done_callback(self._watchers.discard)
+        task.add_done_callback(self._watched)
+
+    def _watched(self, task: asyncio.Task[None]) -> None:
+        self._watchers.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            log.error("unexpected error", exc_info=error)
 
     async def _until_exit(self, slot: Slot, process: asyncio.subprocess.Process) -> None:
         code = await process.wait()
@@ -178,6 +184,8 @@ class Supervisor:
         self._registry.put(service.model_name, {slot.name: slot.url for slot in running})
 
     async def _stop(self, slot: Slot) -> None:
+        if slot.is_stopping:
+            return  # a second SIGTERM would cut the streams that the first one lets finish
         slot.is_stopping = True
         if routed := self.routed(slot):
             routed.draining = True

@@ -52,7 +52,7 @@ async def test_a_service_gets_its_children_and_becomes_ready(cluster, nodes, ope
 
 
 async def test_capacity_is_what_the_ready_servers_say_together(cluster, nodes, operator):
-    """An operator beside the cluster reaches its pods where their network is this machine's, as in the lab."""
+    """An operator beside the cluster reaches its pods where their network is this machine's."""
     if not os.environ.get("PAGETIDE_TEST_FAULTS"):
         pytest.skip("pods are not reachable from here")
     await cluster.create(cluster.manifest("llm", replicas=2))

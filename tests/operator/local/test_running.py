@@ -1,0 +1,79 @@
+"""The local runner's parts at work, with no replica that would load anything."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import signal
+from pathlib import Path
+
+import pytest
+
+from pagetide_gateway.listen import GatewayServer
+from pagetide_gateway.registry import Registry
+from pagetide_operator.local.runner import Runner
+from pagetide_operator.local.service import LocalService
+from pagetide_operator.local.supervisor import Slot, Supervisor
+from pagetide_spec.web import listen
+
+SERVICE = LocalService("a", "default", "a", "hf://o/n", "o/n", 1, "spec.replicas", 5.0)
+
+
+class FakeProcess:
+    """A process that ends when the test says so."""
+
+    pid = 1 << 30
+
+    def __init__(self):
+        self.signals, self.has_ended = [], asyncio.Event()
+
+    def send_signal(self, number):
+        self.signals.append(number)
+
+    async def wait(self):
+        await self.has_ended.wait()
+        return 0
+
+
+async def test_a_replica_that_drains_gets_no_second_sigterm():
+    supervisor = Supervisor([SERVICE], Registry(), Path("logs"))
+    process = FakeProcess()
+    slot = supervisor.slots["a-0"] = Slot(SERVICE, "a-0", Path("log"), process=process)
+    draining = asyncio.create_task(supervisor._stop(slot))
+    await asyncio.sleep(0)
+    await supervisor.close()
+    assert process.signals == [signal.SIGTERM]
+    process.has_ended.set()
+    await draining
+
+
+async def test_an_unexpected_error_of_a_watcher_is_told(caplog):
+    supervisor = Supervisor([SERVICE], Registry(), Path("logs"))
+
+    async def fail():
+        raise ValueError("out of luck")
+
+    supervisor._watch(fail())
+    async with asyncio.timeout(5):
+        while supervisor._watchers:  # noqa: ASYNC110 - it empties itself
+            await asyncio.sleep(0)
+    assert "out of luck" in caplog.text
+
+
+async def test_a_gateway_that_ends_by_itself_is_a_failure(monkeypatch, capsys, tmp_path):
+    async def end_at_once(self, sockets):
+        return
+
+    monkeypatch.setattr(GatewayServer, "serve", end_at_once)
+    with listen("127.0.0.1", 0) as listener:
+        runner = Runner([dataclasses.replace(SERVICE, replicas=0)], listener, tmp_path, lambda service, port: [])
+        assert await asyncio.wait_for(runner.run(), 10) == 1
+    assert "the gateway has ended by itself" in capsys.readouterr().err
+
+
+@pytest.fixture(autouse=True)
+def _keep_signal_handlers():
+    before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
