@@ -111,8 +111,10 @@ def launched(model: Path, log: Path, *flags: str, ready: bool = True, **env: str
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a tokenizer and nothing else."""
-    return tiny_tokenizer.build(tmp_path_factory.mktemp("model") / "tiny")
+    """A folder with a tokenizer and no weights."""
+    folder = tiny_tokenizer.build(tmp_path_factory.mktemp("model") / "tiny")
+    (folder / "config.json").write_text("{}")
+    return folder
 
 
 @pytest.fixture(scope="session")
