@@ -34,6 +34,9 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def shown_address(listener: socket.socket, host: str) -> str:
-    """http://host:port as a person would type it."""
+    """http://host:port as a person on this machine would type it."""
     port = listener.getsockname()[1]
+    # A socket that listens everywhere has no address that can be typed.
+    if host in ("0.0.0.0", "::", ""):
+        host = "localhost"
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
