@@ -149,7 +149,11 @@ async def measure(streams: int, tokens: int, step_seconds: float) -> dict[str, f
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    notes = Path(tempfile.mkdtemp()) / "notes.json"
+    with tempfile.TemporaryDirectory() as folder:
+        return await _serve_and_drive(streams, tokens, step_seconds, port, Path(folder) / "notes.json")
+
+
+async def _serve_and_drive(streams: int, tokens: int, step_seconds: float, port: int, notes: Path) -> dict[str, float]:
     env = {**os.environ, "BENCH_STEP_S": str(step_seconds), "BENCH_STREAMS": str(streams), "BENCH_NOTES": str(notes)}
     env["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), env.get("PYTHONPATH", "")])
     command = [sys.executable, __file__, "--serve", "pagetide/bench", f"--port={port}", "--host=127.0.0.1"]

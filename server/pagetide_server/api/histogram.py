@@ -5,6 +5,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 
+from prometheus_client.utils import floatToGoString
+
 
 class Histogram:
     """Counts of observations by bucket, and their sum. Filled and read in one thread."""
@@ -24,11 +26,7 @@ class Histogram:
     def buckets(self) -> list[tuple[str, float]]:
         """(upper bound, observations up to it), as Prometheus wants them: growing, the last one +Inf."""
         rows, running = [], 0
-        for bound, count in zip([*map(_shown, self.bounds), "+Inf"], self.counts, strict=True):
+        for bound, count in zip([*map(floatToGoString, self.bounds), "+Inf"], self.counts, strict=True):
             running += count
             rows.append((bound, float(running)))
         return rows
-
-
-def _shown(bound: float) -> str:
-    return repr(float(bound))

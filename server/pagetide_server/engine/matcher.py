@@ -48,10 +48,6 @@ class Matcher:
         """Whether the answer is complete and nothing but its end may follow."""
         return self._ended or bool(self.inner.is_stopped() and not self.inner.is_error())
 
-    def is_complete(self) -> bool:
-        """Whether the answer could end here."""
-        return self._ended or bool(self.inner.is_accepting())
-
     @property
     def error(self) -> str | None:
         """Why the matcher cannot go on, or None. Known after `MaskFiller.fill` or `accept`."""

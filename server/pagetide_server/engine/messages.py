@@ -21,7 +21,7 @@ class Structure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
-    """How to continue a prompt. Checked by `validate`; the engine trusts it.
+    """How to continue a prompt. Checked by `params.check_params`; the engine trusts it.
 
     `temperature` 0 is greedy. `top_k` 0 or -1 keeps all tokens. `logprobs` counts the alternatives beside the sampled
     token (0: the sampled one only; None: none at all). `max_tokens` None means: up to the model's window.
@@ -112,7 +112,7 @@ class SequenceOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
     token_ids: list[int] = []
     logprobs: list[TokenLogprobs] = []
     finish_reason: FinishReason | None = None
-    # The token id or nothing that ended it; a stop token is part of `token_ids` but not of the text.
+    # The stop token that ended it, if one did: it is part of `token_ids` but not of the text.
     stop_token_id: int | None = None
     scheduled: float = 0.0
     cached_tokens: int = 0

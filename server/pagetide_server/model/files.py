@@ -5,11 +5,10 @@ Imports no torch, so that the API process can use it for the tokenizer.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +21,6 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 # What a server reads of a hub repository; weights in other formats stay there.
 HUB_PATTERNS = ["*.json", "*.safetensors", "*.model", "*.jinja", "tokenizer*", "*.txt"]
-
-
-@dataclasses.dataclass(frozen=True)
-class TensorHeader:
-    """One tensor of a safetensors file, known without reading it."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    nbytes: int
 
 
 def silent(stage: str, fraction: float) -> None:
@@ -137,6 +127,15 @@ def read_json(path: Path, config: EngineConfig) -> dict[str, Any]:
     return found
 
 
+def eos_token_ids(generation: Mapping[str, Any], model: Mapping[str, Any]) -> tuple[int, ...]:
+    """Tokens that end an answer, from generation_config.json, else from config.json, or its part for text."""
+    for source in (generation, model, model.get("text_config") or {}):
+        found = source.get("eos_token_id")
+        if found is not None:
+            return (found,) if isinstance(found, int) else tuple(found)
+    return ()
+
+
 def weight_files(folder: Path, config: EngineConfig) -> list[Path]:
     """The safetensors files of a folder, all of them present.
 
@@ -162,8 +161,8 @@ def weight_files(folder: Path, config: EngineConfig) -> list[Path]:
     raise SettingError("model", config.model, f"the folder has no weights: neither {SINGLE} nor {INDEX}{hint}")
 
 
-def tensor_headers(path: Path, config: EngineConfig) -> dict[str, TensorHeader]:
-    """The tensors of a safetensors file, from its header alone.
+def check_whole(path: Path, config: EngineConfig) -> None:
+    """Refuse a safetensors file that is not as long as its header says.
 
     Raises:
         SettingError: the file is cut short or is no safetensors file.
@@ -182,10 +181,6 @@ def tensor_headers(path: Path, config: EngineConfig) -> dict[str, TensorHeader]:
     end = 8 + length + max((t["data_offsets"][1] for t in header.values()), default=0)
     if end != size:
         raise SettingError("model", config.model, f"{path.name} has {size} bytes instead of {end}: it is cut short")
-    return {
-        name: TensorHeader(t["dtype"], tuple(t["shape"]), t["data_offsets"][1] - t["data_offsets"][0])
-        for name, t in header.items()
-    }
 
 
 def cache_folder() -> Path:

@@ -14,7 +14,7 @@ from pagetide_spec.config import EngineConfig
 from pagetide_spec.errors import PagetideError, SettingError
 
 from .attention import ATTENTION_NAME, relay
-from .files import Progress, read_json, resolve, silent, tensor_headers, weight_files
+from .files import Progress, check_whole, eos_token_ids, read_json, resolve, silent, weight_files
 from .network import Layer, Shape, examine
 
 
@@ -49,7 +49,7 @@ def load(config: EngineConfig, progress: Progress = silent) -> LoadedModel:
     _check_quantization(hf_config, config)
     max_model_len = window(hf_config, config)
     for path in weight_files(folder, config):
-        tensor_headers(path, config)
+        check_whole(path, config)
     progress("building the network", 0.0)
     shape = examine(hf_config, config)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -210,11 +210,6 @@ def _own_weights(network: Any) -> None:
 
 
 def _eos_token_ids(folder: Path, hf_config: Any, config: EngineConfig) -> tuple[int, ...]:
-    """Ids that end an answer, from generation_config.json, else config.json."""
+    """Ids that end an answer; transformers' configuration has the defaults of the model's kind, too."""
     path = folder / "generation_config.json"
-    stated = read_json(path, config).get("eos_token_id") if path.is_file() else None
-    if stated is None:
-        stated = getattr(hf_config.get_text_config(), "eos_token_id", None)
-    if stated is None:
-        return ()
-    return tuple(stated) if isinstance(stated, list) else (stated,)
+    return eos_token_ids(read_json(path, config) if path.is_file() else {}, hf_config.to_dict())

@@ -82,8 +82,7 @@ def _part(part: Any, where: str) -> dict[str, Any]:
 def _tool_call(call: Mapping[str, Any], where: str) -> dict[str, Any]:
     """The call with its arguments as an object."""
     function = call.get("function")
-    arguments = function.get("arguments") if isinstance(function, Mapping) else None
-    if not isinstance(arguments, str):
+    if not isinstance(function, Mapping) or not isinstance(arguments := function.get("arguments"), str):
         return dict(call)
     try:
         parsed = json.loads(arguments) if arguments.strip() else {}

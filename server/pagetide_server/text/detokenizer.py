@@ -62,9 +62,9 @@ class Detokenizer:
         if self._ended:
             return Piece("", 0)
         released: list[str] = []
-        silent = len(token_ids) - 1 if stop_token_id is not None and not self._keeps_stop else len(token_ids)
+        shown = len(token_ids) - 1 if stop_token_id is not None and not self._keeps_stop else len(token_ids)
         for used, token_id in enumerate(token_ids, start=1):
-            text = self._text_of(token_id) if used <= silent else ""
+            text = self._text_of(token_id) if used <= shown else ""
             if match := self._take(text, released):
                 return self._end(released, used, match)
         if finished and (match := self._flush(released)):

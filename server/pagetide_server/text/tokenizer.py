@@ -80,15 +80,13 @@ class Tokenizer:
         Raises:
             SettingError: the files are missing or broken; `field` is the setting to name.
         """
+        from ..model.files import eos_token_ids
+
         try:
-            return cls(_backend(folder, field, trust_remote_code), _settings(folder), _eos_ids(folder))
+            eos = eos_token_ids(_json(folder / "generation_config.json"), _json(folder / "config.json"))
+            return cls(_backend(folder, field, trust_remote_code), _settings(folder), eos)
         except SettingError as error:
             raise error.renamed(field) from error
-
-    @property
-    def has_chat_template(self) -> bool:
-        """Whether the model brings a chat template of its own."""
-        return bool(self.chat_templates)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`; `add_special_tokens` puts the model's begin token (or what it wants) around it."""
@@ -222,15 +220,6 @@ def _settings(folder: Path) -> dict[str, Any]:
         templates["default"] = single.read_text(encoding="utf-8")
     templates |= {path.stem: path.read_text(encoding="utf-8") for path in more}
     return settings | {"chat_template": templates}
-
-
-def _eos_ids(folder: Path) -> set[int]:
-    """End tokens that the model's own files name; generation_config.json is the more specific one."""
-    for name in ("generation_config.json", "config.json"):
-        found = _json(folder / name).get("eos_token_id")
-        if found is not None:
-            return {found} if isinstance(found, int) else set(found)
-    return set()
 
 
 def _json(path: Path) -> dict[str, Any]:

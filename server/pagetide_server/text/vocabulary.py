@@ -74,7 +74,7 @@ def _reading(decoder: Mapping[str, Any] | None, backend: Backend) -> tuple[Readi
         return _byte_level, False
     if kinds and _is_sentencepiece(steps):
         return _SentencePiece(steps), any(map(_strips, steps))
-    return _Asked(backend), False
+    return _ByBackend(backend), False
 
 
 def _steps(decoder: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
@@ -103,7 +103,7 @@ def _is_sentencepiece(steps: list[Mapping[str, Any]]) -> bool:
 def _strips(step: Mapping[str, Any]) -> bool:
     if step["type"] == "Metaspace":
         return bool(step.get("prepend_scheme", "always") != "never")
-    return step["type"] == "Strip" and step["start"] > 0
+    return bool(step["type"] == "Strip" and step["start"] > 0)
 
 
 class _SentencePiece:
@@ -133,7 +133,7 @@ def _replacement(step: Mapping[str, Any]) -> tuple[str, str] | None:
     return None
 
 
-class _Asked:
+class _ByBackend:
     """Token to bytes for any other decoder: what decoding a pair of tokens adds to decoding the first alone.
 
     The pair makes the decoder write the space it puts between words.

@@ -32,7 +32,7 @@ def test_vocabulary(gemma: Tokenizer) -> None:
     assert gemma.vocab_size == 262_144
     assert gemma.eos_token_ids == {gemma.token_id("<eos>")}
     assert gemma.encode("x")[0] == gemma.token_id("<bos>")
-    assert not gemma.has_chat_template
+    assert not gemma.chat_templates
 
 
 @pytest.mark.parametrize("text", TEXTS)

@@ -17,7 +17,7 @@ def held_back(text: str, marks: tuple[str, ...]) -> int:
     return 0
 
 
-class CallTeller:
+class CallEmitter:
     """Turns what a `CallReader` has read into pieces of tool calls, numbered in the order of the calls."""
 
     def __init__(self, new_id: Callable[[], str] = new_call_id) -> None:
@@ -25,7 +25,7 @@ class CallTeller:
         self._index = -1
         self._reader: CallReader | None = None
 
-    def tell(self, reader: CallReader, parts: Parts) -> None:
+    def emit(self, reader: CallReader, parts: Parts) -> None:
         """Add to `parts` what is new of the call that `reader` reads."""
         if reader.name is None:
             return
@@ -33,21 +33,16 @@ class CallTeller:
             self._reader = reader
             self._index += 1
             parts.tool_calls.append(begin(self._index, self._new_id(), reader.name))
-        if arguments := reader.untold_arguments():
+        if arguments := reader.unsent_arguments():
             parts.tool_calls.append(more(self._index, arguments))
 
 
 class CallList:
     """Reads calls one after the other, such as `[{...}, {...}]` or `{...}; {...}`, whatever stands between them."""
 
-    def __init__(self, teller: CallTeller) -> None:
-        self._teller = teller
+    def __init__(self, emitter: CallEmitter) -> None:
+        self._emitter = emitter
         self._reader: CallReader | None = None
-
-    @property
-    def in_call(self) -> bool:
-        """Whether a call has begun and not ended."""
-        return self._reader is not None
 
     def push(self, text: str, parts: Parts) -> None:
         """Take the next piece."""
@@ -57,15 +52,15 @@ class CallList:
             if self._reader is not None:
                 self._reader.step(character)
                 if self._reader.done:
-                    self._tell(parts)
+                    self._end_call(parts)
         if self._reader is not None:
-            self._teller.tell(self._reader, parts)
+            self._emitter.emit(self._reader, parts)
 
-    def _tell(self, parts: Parts) -> None:
+    def _end_call(self, parts: Parts) -> None:
         reader, self._reader = self._reader, None
         if reader is None:
             return
-        self._teller.tell(reader, parts)
+        self._emitter.emit(reader, parts)
         if reader.name is None:
             parts.content += reader.raw
 

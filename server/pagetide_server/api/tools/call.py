@@ -74,7 +74,7 @@ class CallReader:
         self._value: list[str] = []
         self._is_object = False
         self._has_arguments = False
-        self._untold: list[str] = []
+        self._unsent: list[str] = []
 
     @property
     def raw(self) -> str:
@@ -99,12 +99,12 @@ class CallReader:
         else:
             self._step_value(character, before)
 
-    def untold_arguments(self) -> str:
+    def unsent_arguments(self) -> str:
         """The arguments' text that has come since the last call of this; nothing before the name is known."""
         if self.name is None:
             return ""
-        text = "".join(self._untold)
-        self._untold.clear()
+        text = "".join(self._unsent)
+        self._unsent.clear()
         return text
 
     def _step_key(self, character: str, was_string: bool) -> None:
@@ -120,7 +120,7 @@ class CallReader:
             if self._value or not character.isspace():
                 self._value.append(character)
         elif depth > 1 or character == "{":
-            self._untold.append(character)
+            self._unsent.append(character)
 
     def _end_value(self) -> None:
         value = "".join(self._value).strip()
@@ -128,10 +128,10 @@ class CallReader:
             self.name = _text(value)
         elif self._key in ARGUMENT_KEYS and not self._is_object:
             # Some models write the arguments as a text that holds JSON.
-            self._untold.append(_text(value) or "{}")
+            self._unsent.append(_text(value) or "{}")
             self._has_arguments = True
         if self._scanner.depth == 0 and not self._has_arguments:
-            self._untold.append("{}")
+            self._unsent.append("{}")
         self._at, self._key, self._is_object = _At.KEY, "", False
         self._value.clear()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..parts import Parts
-from .base import CallList, CallTeller
+from .base import CallEmitter, CallList
 from .call import begin, more, new_call_id
 
 
@@ -29,7 +29,7 @@ class ListParser:
     """The answer is a list of `{"name": ..., "arguments": {...}}`."""
 
     def __init__(self) -> None:
-        self._calls = CallList(CallTeller())
+        self._calls = CallList(CallEmitter())
 
     def push(self, text: str, finished: bool) -> Parts:
         """Take the next piece."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..parts import Parts
-from .base import CallList, CallTeller, held_back
+from .base import CallEmitter, CallList, held_back
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
@@ -15,7 +15,7 @@ class HermesParser:
         self._buffer = ""
         self._inside = False
         self._called = False
-        self._calls = CallList(CallTeller())
+        self._calls = CallList(CallEmitter())
 
     def push(self, text: str, finished: bool) -> Parts:
         """Take the next piece."""

@@ -6,7 +6,7 @@ It may begin with `<|python_tag|>`.
 from __future__ import annotations
 
 from ..parts import Parts
-from .base import CallList, CallTeller
+from .base import CallEmitter, CallList
 
 TAG = "<|python_tag|>"
 
@@ -17,7 +17,7 @@ class Llama3Parser:
     def __init__(self) -> None:
         self._buffer = ""
         self._is_call: bool | None = None
-        self._calls = CallList(CallTeller())
+        self._calls = CallList(CallEmitter())
 
     def push(self, text: str, finished: bool) -> Parts:
         """Take the next piece."""

@@ -9,7 +9,7 @@ import secrets
 import string
 
 from ..parts import Parts
-from .base import CallList, CallTeller, held_back
+from .base import CallEmitter, CallList, held_back
 from .call import JsonScanner, begin, more
 
 MARK, ARGS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
@@ -57,7 +57,7 @@ class MistralParser:
         if self._list is None and not self._named.begun and not (text := text.lstrip()):
             return
         if self._list is None and not self._named.begun and text[0] in "[{":
-            self._list = CallList(CallTeller(new_short_id))
+            self._list = CallList(CallEmitter(new_short_id))
         if self._list is not None:
             self._list.push(text, parts)
         else:
