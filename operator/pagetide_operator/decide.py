@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,6 +16,7 @@ from .failures import REASONS, Failure
 from .plan import Key, Plan, Settled, plan
 from .rollout import choose_rollout, waits_for_device
 from .status import Children, Status, changes, condition_of, invalid_status, service_status
+from .times import timestamp
 
 Object = Mapping[str, Any]
 
@@ -82,7 +82,7 @@ def status_changes(
 ) -> Status:
     """The part of the status that must be written; empty where none."""
     before = seen.resource.get("status") or {}
-    time = datetime.datetime.fromtimestamp(now, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    time = timestamp(now)
     if isinstance(service, ResourceError):
         after = invalid_status(service, seen.resource, seen.deployment, time)
     else:

@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import functools
 import logging
-import os
 import signal
 import socket
 import threading
@@ -21,7 +20,7 @@ import kubernetes.client
 from pagetide_spec.errors import PagetideError
 
 from . import act, telemetry
-from .capacity import Meter
+from .capacity import Meter, metrics_of
 from .client import ApiError, Client
 from .desired import Platform
 from .handlers import Sight, registry_for, settings_for
@@ -69,8 +68,10 @@ class Operator:
         self._queue: WorkQueue[tuple[str, str]] = WorkQueue()
         self._sight = Sight(self._store, self._queue)
         self._telemetry = telemetry.Telemetry()
+        self._telemetry.waiting.set_function(lambda: len(self._queue))
+        self._telemetry.services.set_function(lambda: len(self._store.resources()))
         self._watchdog = Watchdog(k.name for k in BY_NAME.values() if k.is_watched)
-        self._meter = Meter(act.metrics_of, self._queue.add)
+        self._meter = Meter(metrics_of, self._queue.add)
         self._versions: dict[str, str] = {}
         self._synced = asyncio.Event()
         self.stop = asyncio.Event()
@@ -181,7 +182,6 @@ class Operator:
             for name in wrong:
                 self._queue.add(name)
         self._meter.forget_all_but({pod["metadata"]["uid"] for pod in found["Pod"].objects})
-        self._telemetry.services.set(len(self._store.resources()))
         return corrected
 
     async def _lead(self, reconciler: Reconciler) -> None:
@@ -210,7 +210,6 @@ class Operator:
     async def _worker(self, reconciler: Reconciler) -> None:
         while True:
             name = await self._queue.take()
-            self._telemetry.waiting.set(len(self._queue))
             failed = True
             try:
                 with self._telemetry.reconcile_seconds.time():
@@ -225,12 +224,3 @@ class Operator:
             finally:
                 self._queue.done(name, failed)
                 self._telemetry.reconciles.labels("error" if failed else "ok").inc()
-
-
-def own_namespace() -> str | None:
-    """The namespace of the pod that this process runs in, or None outside of a cluster."""
-    path = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
-    if not os.path.exists(path):
-        return None
-    with open(path) as file:
-        return file.read().strip()

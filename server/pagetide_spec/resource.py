@@ -19,7 +19,7 @@ from .errors import ResourceError, SettingError
 from .flags import camel_of, camel_to_snake
 from .names import ANNOTATION_PAUSED
 from .schema import Schema, spec_schema
-from .validation import problems_of, unknown_fields, with_defaults, without_defaults
+from .validation import problems_of, unknown_fields, validator_of, with_defaults, without_defaults
 
 _NOT_ABOUT_PODS = {"replicas", "autoscaling", "rollout"}
 
@@ -140,6 +140,11 @@ def _schema() -> Schema:
     return spec_schema()
 
 
+@functools.cache
+def _validator() -> Any:
+    return validator_of(_schema())
+
+
 def parse(manifest: Mapping[str, Any], source: str = "") -> InferenceService:
     """The service that `manifest` describes. `source` (a file's name) leads the error's text.
 
@@ -148,7 +153,7 @@ def parse(manifest: Mapping[str, Any], source: str = "") -> InferenceService:
     """
     _refuse(envelope_problems(manifest), source)
     metadata, spec = manifest["metadata"], with_defaults(_schema(), manifest["spec"])
-    _refuse(name_problems(metadata.get("name")) + problems_of(_schema(), spec, "spec"), source)
+    _refuse(name_problems(metadata.get("name")) + problems_of(_schema(), spec, "spec", _validator()), source)
     _refuse(_engine_problems(spec), source)
     return _built(metadata, spec)
 

@@ -57,25 +57,20 @@ def without_defaults(schema: Schema, value: Any) -> Any:
     return out
 
 
-def problems_of(schema: Schema, value: Any, path: str) -> list[SettingError]:
-    """Every fault of `value`, each under the path of its field below `path`.
+def validator_of(schema: Schema) -> Any:
+    """jsonschema's validator of `schema`, to be made once and used often."""
+    return jsonschema.Draft4Validator(_with_types(schema))
+
+
+def problems_of(schema: Schema, value: Any, path: str, validator: Any = None) -> list[SettingError]:
+    """Every fault of `value`, each under the path of its field below `path`. `validator`: that of `schema`, at hand.
 
     Rules over several fields are checked only where the schema holds, since they rely on it.
     """
-    found = [e for error in _validator(schema).iter_errors(value) for e in _translated(error, path)]
+    found = [e for error in (validator or validator_of(schema)).iter_errors(value) for e in _translated(error, path)]
     found += unknown_fields(schema, value, path)
     found += _beyond_format(schema, value, path)
     return found or list(_broken_rules(value, path))
-
-
-_VALIDATORS: dict[int, tuple[Schema, Any]] = {}
-
-
-def _validator(schema: Schema) -> Any:
-    """The validator of `schema`, made once: an operator checks the same schema thousands of times."""
-    if id(schema) not in _VALIDATORS:
-        _VALIDATORS[id(schema)] = (schema, jsonschema.Draft4Validator(_with_types(schema)))
-    return _VALIDATORS[id(schema)][1]
 
 
 def unknown_fields(schema: Schema, value: Any, path: str) -> list[SettingError]:
