@@ -199,7 +199,7 @@ def _built(metadata: Mapping[str, Any], spec: Mapping[str, Any]) -> InferenceSer
         image_pull_policy=spec.get("imagePullPolicy"),
         api_key_secret=_secret(spec.get("apiKeySecretRef")),
         cache=_cache(spec.get("cache")),
-        rollout=Rollout(spec["rollout"]["maxSurge"], spec["rollout"]["maxUnavailable"]),
+        rollout=_rollout(spec),
         drain_seconds=spec["drainSeconds"],
         startup_seconds=spec["startupSeconds"],
         fingerprint=_fingerprint(spec),
@@ -221,6 +221,13 @@ def _model(model: Mapping[str, Any], name: str) -> ModelSource:
     served = model.get("servedName", name)
     token = _secret(model.get("tokenSecretRef"))
     return ModelSource(model["uri"], scheme, path, served, claim, model.get("revision"), token)
+
+
+def _rollout(spec: Mapping[str, Any]) -> Rollout:
+    """As asked, but for a claim that one node only can mount: a surge pod on another would wait for ever."""
+    if "size" in spec.get("cache", {}):
+        return Rollout(max_surge=0, max_unavailable=1)
+    return Rollout(spec["rollout"]["maxSurge"], spec["rollout"]["maxUnavailable"])
 
 
 def _autoscaling(scaling: Mapping[str, Any]) -> Autoscaling:

@@ -6,14 +6,14 @@ Differs from the API server in one point: a field that the schema does not know 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jsonschema
 
 from .config import unknown_hint
 from .errors import SettingError
-from .rules import PATTERN_WORDS, RULES, Rule
+from .rules import PATTERN_WORDS, REPLICAS_OR_AUTOSCALING, RULES, Rule
 
 Schema = Mapping[str, Any]
 
@@ -118,8 +118,8 @@ def _translated(error: Any, path: str) -> Iterator[SettingError]:
     at = path + "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in error.absolute_path)
     kind, limit = error.validator, error.validator_value
     if kind == "not":
-        # It stands for the rules of the object itself; those of its fields rely on a schema that may not hold.
-        yield from _broken_rules(error.instance, path, [r for r in RULES if not r.path])
+        rule = REPLICAS_OR_AUTOSCALING
+        yield SettingError(f"{path}.{rule.field}", error.instance.get(rule.field), rule.message)
         return
     if kind == "required":
         for name in limit:
@@ -148,8 +148,8 @@ def _words(kind: str, limit: Any, error: Any) -> str:
     return str(error.message)
 
 
-def _broken_rules(value: Any, path: str, rules: Sequence[Rule] = RULES) -> Iterator[SettingError]:
-    for rule in rules:
+def _broken_rules(value: Any, path: str) -> Iterator[SettingError]:
+    for rule in RULES:
         node = _node(rule, value)
         if node is not None and not rule.holds(node):
             at = ".".join((path, *rule.path, rule.field))
