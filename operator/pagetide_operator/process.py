@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
+import itertools
 import logging
 import signal
 import socket
@@ -33,6 +34,10 @@ from .work import WorkQueue
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
+
+
+# The watches begin some time after the first list; what happens between is seen by neither.
+SECOND_LIST_SECONDS = 10.0
 
 
 class OperatorError(PagetideError):
@@ -160,8 +165,9 @@ class Operator:
         raise OperatorError("the watches have ended")
 
     async def _relist_for_ever(self) -> None:
-        while True:
-            await asyncio.sleep(self._options.resync_seconds if self._synced.is_set() else 0)
+        usual = self._options.resync_seconds
+        for seconds in itertools.chain((0.0, min(SECOND_LIST_SECONDS, usual)), itertools.repeat(usual)):
+            await asyncio.sleep(seconds)
             corrected = await self._relist()
             dead = self._watchdog.dead_watches(corrected, self._sight.events) if self._synced.is_set() else []
             if dead:
