@@ -1,20 +1,19 @@
-"""What the operator does to the cluster: the only file that reads and writes objects."""
+"""Reads and writes of the objects of a cluster, each one request or list. The Lease has leader.py."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
-import datetime
+import time
 from collections.abc import Mapping
 from typing import Any
 
-import aiohttp
-
-from pagetide_spec.names import API_VERSION, FIELD_MANAGER, KIND, PATH_METRICS, PLURAL
+from pagetide_spec.names import API_VERSION, FIELD_MANAGER, KIND, PLURAL
 
 from .client import ApiError, Client
 from .kinds import BY_NAME, CHILD_SELECTOR, RESOURCE, Kind, collection_path, group_path
 from .plan import Delete
+from .times import timestamp
 
 Object = Mapping[str, Any]
 
@@ -129,7 +128,7 @@ async def _raise_if_same(client: Client, path: str, uid: str, error: ApiError) -
 async def post_event(client: Client, resource: Object, kind: str, reason: str, message: str) -> None:
     """An Event of `kind` (Normal or Warning) about a resource, to be seen by `kubectl describe`."""
     metadata = resource["metadata"]
-    now = timestamp()
+    now = timestamp(time.time())
     event = {
         "apiVersion": "v1",
         "kind": "Event",
@@ -153,30 +152,10 @@ async def post_event(client: Client, resource: Object, kind: str, reason: str, m
     await client.request("POST", collection_path("v1", "events", metadata["namespace"]), body=event)
 
 
-def timestamp() -> str:
-    """The time now as Kubernetes writes it."""
-    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
 def _path_of(manifest: Object) -> str:
     metadata = manifest["metadata"]
     collection = collection_path(manifest["apiVersion"], BY_NAME[manifest["kind"]].plural, metadata.get("namespace"))
     return f"{collection}/{metadata['name']}"
-
-
-async def metrics_of(address: str) -> str:
-    """The metrics of one server, asked directly.
-
-    Raises:
-        OSError, TimeoutError: it gave no (good) answer.
-    """
-    timeout = aiohttp.ClientTimeout(total=2)
-    try:
-        async with aiohttp.ClientSession(timeout=timeout) as session, session.get(address + PATH_METRICS) as reply:
-            reply.raise_for_status()
-            return await reply.text()
-    except aiohttp.ClientError as error:
-        raise OSError(str(error)) from error
 
 
 async def every(client: Client, versions: Mapping[str, str], namespaces: list[str | None]) -> dict[str, Listing]:

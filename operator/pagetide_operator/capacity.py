@@ -8,10 +8,11 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
+import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
 from pagetide_spec.metrics import SERVER_METRICS
-from pagetide_spec.names import SERVER_PORT
+from pagetide_spec.names import PATH_METRICS, SERVER_PORT
 
 logger = logging.getLogger(__name__)
 
@@ -103,3 +104,18 @@ class Meter:
             if capacity is not None:
                 self.known[pod["metadata"]["uid"]] = capacity
                 self._found(service)
+
+
+async def metrics_of(address: str) -> str:
+    """The metrics of one server, asked directly.
+
+    Raises:
+        OSError, TimeoutError: it gave no (good) answer.
+    """
+    timeout = aiohttp.ClientTimeout(total=2)
+    try:
+        async with aiohttp.ClientSession(timeout=timeout) as session, session.get(address + PATH_METRICS) as reply:
+            reply.raise_for_status()
+            return await reply.text()
+    except aiohttp.ClientError as error:
+        raise OSError(str(error)) from error

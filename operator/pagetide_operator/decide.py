@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,7 +15,8 @@ from .desired import Platform, children, wanted_replicas
 from .failures import REASONS, Failure
 from .plan import Key, Plan, Settled, plan
 from .rollout import choose_rollout, waits_for_device
-from .status import Children, Status, changes, condition_of, invalid_status, service_status
+from .status import ONE_BY_ONE, Children, Status, changes, condition_of, invalid_status, service_status
+from .times import timestamp
 
 Object = Mapping[str, Any]
 
@@ -82,7 +82,7 @@ def status_changes(
 ) -> Status:
     """The part of the status that must be written; empty where none."""
     before = seen.resource.get("status") or {}
-    time = datetime.datetime.fromtimestamp(now, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    time = timestamp(now)
     if isinstance(service, ResourceError):
         after = invalid_status(service, seen.resource, seen.deployment, time)
     else:
@@ -101,7 +101,8 @@ def event_for(before: Object, change: Object) -> tuple[str, str, str] | None:
     if ready:
         is_fine = ready["status"] == "True" or ready["reason"] in ("Starting", "ScaledToZero")
         return "Normal" if is_fine else "Warning", ready["reason"], ready["message"]
-    if progress and progress["reason"] in REASONS and progress["reason"] != condition_of(change, "Ready").get("reason"):
+    is_told = progress and progress["reason"] == condition_of({**before, **change}, "Ready").get("reason")
+    if progress and progress["reason"] in {*REASONS, ONE_BY_ONE.reason} and not is_told:
         return "Warning", progress["reason"], progress["message"]
     return None
 

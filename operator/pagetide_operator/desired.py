@@ -15,6 +15,7 @@ from pagetide_spec.names import (
     API_VERSION,
     KIND,
     LABEL_SCRAPED,
+    PATH_METRICS,
     PORT_NAME,
     SERVER_PORT,
     headless_name,
@@ -22,6 +23,7 @@ from pagetide_spec.names import (
 )
 from pagetide_spec.resource import InferenceService, Rollout
 
+from .kinds import MONITOR
 from .pod import Manifest, digest, labels_of, pod_template
 
 SERVICE_PORT = 80
@@ -196,6 +198,6 @@ def _claim(service: InferenceService) -> Manifest:
 def _monitor(service: InferenceService) -> Manifest:
     spec = {
         "selector": {"matchLabels": {**selector_labels(service.name), **SCRAPED}},
-        "endpoints": [{"port": PORT_NAME, "path": "/metrics", "interval": "15s"}],
+        "endpoints": [{"port": PORT_NAME, "path": PATH_METRICS, "interval": "15s"}],
     }
-    return {**_head("monitoring.coreos.com/v1", "ServiceMonitor", service, service.name), "spec": spec}
+    return {**_head(MONITOR.versions[0], MONITOR.name, service, service.name), "spec": spec}

@@ -30,7 +30,8 @@ CHILDREN = (
     Kind("PersistentVolumeClaim", "persistentvolumeclaims", ("v1",)),
     Kind("PodDisruptionBudget", "poddisruptionbudgets", ("policy/v1", "policy/v1beta1")),
 )
-OPTIONAL = (Kind("ServiceMonitor", "servicemonitors", ("monitoring.coreos.com/v1",), is_watched=False),)
+MONITOR = Kind("ServiceMonitor", "servicemonitors", ("monitoring.coreos.com/v1",), is_watched=False)
+OPTIONAL = (MONITOR,)
 BY_NAME = {k.name: k for k in (RESOURCE, *CHILDREN, *OPTIONAL)}
 
 

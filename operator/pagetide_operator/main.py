@@ -8,6 +8,7 @@ import functools
 import logging
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import kubernetes.client
 import kubernetes.config
@@ -18,7 +19,7 @@ from pagetide_spec.flags import seconds
 from pagetide_spec.names import OPERATOR_METRICS_PORT
 
 from .client import load_configuration
-from .process import Operator, OperatorError, Options, own_namespace
+from .process import Operator, OperatorError, Options
 
 DEFAULT_IMAGE = "pagetide/server:0.1.0"
 
@@ -65,13 +66,13 @@ def parser() -> Parser:
     out.add_argument(
         "--resync-seconds",
         type=functools.partial(seconds, least=1.0),
-        default=300.0,
+        default=Options.resync_seconds,
         help="between two full lists (%(default)s)",
     )
     out.add_argument(
         "--surge-patience-seconds",
         type=seconds,
-        default=30.0,
+        default=Options.surge_patience,
         help="how long a surge pod may wait for a GPU before pods are replaced one at a time (%(default)s)",
     )
     return out
@@ -88,6 +89,12 @@ def options_from(args: argparse.Namespace) -> Options:
         resync_seconds=args.resync_seconds,
         surge_patience=args.surge_patience_seconds,
     )
+
+
+def own_namespace() -> str | None:
+    """The namespace of the pod that this process runs in, or None outside of a cluster."""
+    path = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+    return path.read_text().strip() if path.exists() else None
 
 
 if __name__ == "__main__":

@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
+import itertools
 import logging
-import os
 import signal
 import socket
 import threading
@@ -21,7 +21,7 @@ import kubernetes.client
 from pagetide_spec.errors import PagetideError
 
 from . import act, telemetry
-from .capacity import Meter
+from .capacity import Meter, metrics_of
 from .client import ApiError, Client
 from .desired import Platform
 from .handlers import Sight, registry_for, settings_for
@@ -34,6 +34,10 @@ from .work import WorkQueue
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
+
+
+# The watches begin some time after the first list; what happens between is seen by neither.
+SECOND_LIST_SECONDS = 10.0
 
 
 class OperatorError(PagetideError):
@@ -69,8 +73,10 @@ class Operator:
         self._queue: WorkQueue[tuple[str, str]] = WorkQueue()
         self._sight = Sight(self._store, self._queue)
         self._telemetry = telemetry.Telemetry()
+        self._telemetry.waiting.set_function(lambda: len(self._queue))
+        self._telemetry.services.set_function(lambda: len(self._store.resources()))
         self._watchdog = Watchdog(k.name for k in BY_NAME.values() if k.is_watched)
-        self._meter = Meter(act.metrics_of, self._queue.add)
+        self._meter = Meter(metrics_of, self._queue.add)
         self._versions: dict[str, str] = {}
         self._synced = asyncio.Event()
         self.stop = asyncio.Event()
@@ -159,8 +165,9 @@ class Operator:
         raise OperatorError("the watches have ended")
 
     async def _relist_for_ever(self) -> None:
-        while True:
-            await asyncio.sleep(self._options.resync_seconds if self._synced.is_set() else 0)
+        usual = self._options.resync_seconds
+        for seconds in itertools.chain((0.0, min(SECOND_LIST_SECONDS, usual)), itertools.repeat(usual)):
+            await asyncio.sleep(seconds)
             corrected = await self._relist()
             dead = self._watchdog.dead_watches(corrected, self._sight.events) if self._synced.is_set() else []
             if dead:
@@ -181,7 +188,6 @@ class Operator:
             for name in wrong:
                 self._queue.add(name)
         self._meter.forget_all_but({pod["metadata"]["uid"] for pod in found["Pod"].objects})
-        self._telemetry.services.set(len(self._store.resources()))
         return corrected
 
     async def _lead(self, reconciler: Reconciler) -> None:
@@ -210,7 +216,6 @@ class Operator:
     async def _worker(self, reconciler: Reconciler) -> None:
         while True:
             name = await self._queue.take()
-            self._telemetry.waiting.set(len(self._queue))
             failed = True
             try:
                 with self._telemetry.reconcile_seconds.time():
@@ -225,12 +230,3 @@ class Operator:
             finally:
                 self._queue.done(name, failed)
                 self._telemetry.reconciles.labels("error" if failed else "ok").inc()
-
-
-def own_namespace() -> str | None:
-    """The namespace of the pod that this process runs in, or None outside of a cluster."""
-    path = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
-    if not os.path.exists(path):
-        return None
-    with open(path) as file:
-        return file.read().strip()

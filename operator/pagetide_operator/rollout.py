@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -10,6 +9,7 @@ from pagetide_spec.names import ANNOTATION_TEMPLATE_HASH
 from pagetide_spec.resource import InferenceService, Rollout
 
 from .desired import ONE_AT_A_TIME
+from .times import seconds_of
 
 Object = Mapping[str, Any]
 
@@ -61,11 +61,6 @@ def template_hash(thing: Object) -> str | None:
     annotations = thing.get("metadata", {}).get("annotations") or {}
     found: str | None = annotations.get(ANNOTATION_TEMPLATE_HASH)
     return found
-
-
-def seconds_of(time: str) -> float:
-    """Kubernetes' time as seconds since the epoch."""
-    return datetime.datetime.fromisoformat(time).timestamp()
 
 
 def _unscheduled_since(pod: Object) -> float | None:

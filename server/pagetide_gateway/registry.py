@@ -102,10 +102,6 @@ class Registry:
         }
         return service
 
-    def remove(self, model: str) -> None:
-        """Forget a service; requests under way go on."""
-        self.services.pop(model, None)
-
     def find(self, model: str) -> Service | None:
         """The service that clients call `model`."""
         return self.services.get(model)

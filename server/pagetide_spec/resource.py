@@ -21,7 +21,7 @@ from .flags import camel_of, camel_to_snake
 from .names import ANNOTATION_PAUSED
 from .rules import SIZE_PATTERN
 from .schema import Schema, spec_schema
-from .validation import problems_of, unknown_fields, with_defaults, without_defaults
+from .validation import problems_of, unknown_fields, validator_of, with_defaults, without_defaults
 
 _NOT_ABOUT_PODS = {"replicas", "autoscaling", "rollout"}
 
@@ -142,6 +142,11 @@ def _schema() -> Schema:
     return spec_schema()
 
 
+@functools.cache
+def _validator() -> Any:
+    return validator_of(_schema())
+
+
 def parse(manifest: Mapping[str, Any], source: str = "") -> InferenceService:
     """The service that `manifest` describes. `source` (a file's name) leads the error's text.
 
@@ -150,7 +155,7 @@ def parse(manifest: Mapping[str, Any], source: str = "") -> InferenceService:
     """
     _refuse(envelope_problems(manifest), source)
     metadata, spec = manifest["metadata"], with_defaults(_schema(), manifest["spec"])
-    _refuse(name_problems(metadata.get("name")) + problems_of(_schema(), spec, "spec"), source)
+    _refuse(name_problems(metadata.get("name")) + problems_of(_schema(), spec, "spec", _validator()), source)
     _refuse(_engine_problems(spec) + _amount_problems(spec), source)
     return _built(metadata, spec)
 
@@ -207,7 +212,7 @@ def _built(metadata: Mapping[str, Any], spec: Mapping[str, Any]) -> InferenceSer
         image_pull_policy=spec.get("imagePullPolicy"),
         api_key_secret=_secret(spec.get("apiKeySecretRef")),
         cache=_cache(spec.get("cache")),
-        rollout=Rollout(spec["rollout"]["maxSurge"], spec["rollout"]["maxUnavailable"]),
+        rollout=_rollout(spec),
         drain_seconds=spec["drainSeconds"],
         startup_seconds=spec["startupSeconds"],
         fingerprint=_fingerprint(spec),
@@ -229,6 +234,13 @@ def _model(model: Mapping[str, Any], name: str) -> ModelSource:
     served = model.get("servedName", name)
     token = _secret(model.get("tokenSecretRef"))
     return ModelSource(model["uri"], scheme, path, served, claim, model.get("revision"), token)
+
+
+def _rollout(spec: Mapping[str, Any]) -> Rollout:
+    """As asked, but for a claim that one node only can mount: a surge pod on another would wait for ever."""
+    if "size" in spec.get("cache", {}):
+        return Rollout(max_surge=0, max_unavailable=1)
+    return Rollout(spec["rollout"]["maxSurge"], spec["rollout"]["maxUnavailable"])
 
 
 def _autoscaling(scaling: Mapping[str, Any]) -> Autoscaling:

@@ -43,13 +43,26 @@ class Rule:
     message: str
 
 
+# The schema has it as well, for servers that know no CEL.
+REPLICAS_OR_AUTOSCALING = Rule(
+    (),
+    "replicas",
+    "!(has(self.replicas) && has(self.autoscaling))",
+    lambda spec: not ("replicas" in spec and "autoscaling" in spec),
+    "set either replicas or autoscaling, not both",
+)
 RULES = (
+    REPLICAS_OR_AUTOSCALING,
     Rule(
         (),
         "replicas",
-        "!(has(self.replicas) && has(self.autoscaling))",
-        lambda spec: not ("replicas" in spec and "autoscaling" in spec),
-        "set either replicas or autoscaling, not both",
+        "!(has(self.cache) && has(self.cache.size)) || "
+        "(!has(self.autoscaling) && (!has(self.replicas) || self.replicas <= 1))",
+        lambda spec: (
+            "size" not in spec.get("cache", {}) or ("autoscaling" not in spec and spec.get("replicas", 1) <= 1)
+        ),
+        "the claim of cache.size can be mounted on one node only; for more replicas name a ReadWriteMany claim in "
+        "cache.pvc",
     ),
     Rule(
         ("model",),

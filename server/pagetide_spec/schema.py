@@ -169,7 +169,11 @@ def _autoscaling() -> Schema:
 def _cache() -> Schema:
     fields = {
         "pvc": text("Name of an existing PersistentVolumeClaim to use.", minLength=1, maxLength=253),
-        "size": text("Size of a claim to create, such as 50Gi.", pattern=SIZE_PATTERN, maxLength=32),
+        "size": text(
+            "Size of a claim to create, such as 50Gi, for one replica, which a rollout replaces without a surge pod.",
+            pattern=SIZE_PATTERN,
+            maxLength=32,
+        ),
         "storageClass": text("StorageClass of the claim to create. Default: the cluster's.", maxLength=253),
     }
     return record("Volume that keeps downloaded models: an existing claim (pvc), or one to create (size).", fields)

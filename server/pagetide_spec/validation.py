@@ -6,14 +6,14 @@ Differs from the API server in one point: a field that the schema does not know 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jsonschema
 
 from .config import unknown_hint
 from .errors import SettingError
-from .rules import PATTERN_WORDS, RULES, Rule
+from .rules import PATTERN_WORDS, REPLICAS_OR_AUTOSCALING, RULES, Rule
 
 Schema = Mapping[str, Any]
 
@@ -57,25 +57,20 @@ def without_defaults(schema: Schema, value: Any) -> Any:
     return out
 
 
-def problems_of(schema: Schema, value: Any, path: str) -> list[SettingError]:
-    """Every fault of `value`, each under the path of its field below `path`.
+def validator_of(schema: Schema) -> Any:
+    """jsonschema's validator of `schema`, to be made once and used often."""
+    return jsonschema.Draft4Validator(_with_types(schema))
+
+
+def problems_of(schema: Schema, value: Any, path: str, validator: Any = None) -> list[SettingError]:
+    """Every fault of `value`, each under the path of its field below `path`. `validator`: that of `schema`, at hand.
 
     Rules over several fields are checked only where the schema holds, since they rely on it.
     """
-    found = [e for error in _validator(schema).iter_errors(value) for e in _translated(error, path)]
+    found = [e for error in (validator or validator_of(schema)).iter_errors(value) for e in _translated(error, path)]
     found += unknown_fields(schema, value, path)
     found += _beyond_format(schema, value, path)
     return found or list(_broken_rules(value, path))
-
-
-_VALIDATORS: dict[int, tuple[Schema, Any]] = {}
-
-
-def _validator(schema: Schema) -> Any:
-    """The validator of `schema`, made once: an operator checks the same schema thousands of times."""
-    if id(schema) not in _VALIDATORS:
-        _VALIDATORS[id(schema)] = (schema, jsonschema.Draft4Validator(_with_types(schema)))
-    return _VALIDATORS[id(schema)][1]
 
 
 def unknown_fields(schema: Schema, value: Any, path: str) -> list[SettingError]:
@@ -123,8 +118,8 @@ def _translated(error: Any, path: str) -> Iterator[SettingError]:
     at = path + "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in error.absolute_path)
     kind, limit = error.validator, error.validator_value
     if kind == "not":
-        # It stands for the rules of the object itself; those of its fields rely on a schema that may not hold.
-        yield from _broken_rules(error.instance, path, [r for r in RULES if not r.path])
+        rule = REPLICAS_OR_AUTOSCALING
+        yield SettingError(f"{path}.{rule.field}", error.instance.get(rule.field), rule.message)
         return
     if kind == "required":
         for name in limit:
@@ -153,8 +148,8 @@ def _words(kind: str, limit: Any, error: Any) -> str:
     return str(error.message)
 
 
-def _broken_rules(value: Any, path: str, rules: Sequence[Rule] = RULES) -> Iterator[SettingError]:
-    for rule in rules:
+def _broken_rules(value: Any, path: str) -> Iterator[SettingError]:
+    for rule in RULES:
         node = _node(rule, value)
         if node is not None and not rule.holds(node):
             at = ".".join((path, *rule.path, rule.field))

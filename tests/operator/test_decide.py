@@ -34,6 +34,12 @@ def ready(status, reason, progress="Complete"):
             ("Warning", "Unschedulable", "m"),
             id="one more replica finds no room",
         ),
+        pytest.param(
+            ready("True", "Ready", "Unschedulable"),
+            ready("True", "Ready", "ReplacingOneByOne"),
+            ("Warning", "ReplacingOneByOne", "m"),
+            id="old pods go first, for want of a device",
+        ),
         pytest.param(ready("True", "Ready"), ready("True", "Ready", "RollingOut"), None, id="progress as it should be"),
     ],
 )

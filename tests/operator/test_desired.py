@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pagetide_operator.desired import Platform, children, key_of, wanted_replicas
+from pagetide_operator.desired import ONE_AT_A_TIME, Platform, children, key_of, wanted_replicas
 from pagetide_operator.local.service import localize, replica_command
 from pagetide_operator.pod import grace_seconds, pod_template
 from pagetide_spec.names import ANNOTATION_APPLIED, ANNOTATION_TEMPLATE_HASH, selector_labels
@@ -251,6 +251,11 @@ def test_the_hash_in_the_template_tells_templates_apart(service):
 )
 def test_wanted_replicas(service, spec, status, expected):
     assert wanted_replicas(parse(service(**spec)), status) == expected
+
+
+def test_a_cache_that_one_node_only_can_mount_has_no_surge_pod(service):
+    assert parse(service(cache={"size": "1Gi"})).rollout == ONE_AT_A_TIME
+    assert parse(service(cache={"pvc": "shared"})).rollout == Rollout(1, 0)
 
 
 def test_the_rollout_is_as_asked(service):

@@ -12,7 +12,7 @@ import kmock
 import kubernetes.client
 import pytest
 
-from pagetide_operator import act, reconcile
+from pagetide_operator import act, process, reconcile
 from pagetide_operator.client import ApiError
 from pagetide_operator.process import Operator, OperatorError, Options
 from pagetide_spec.errors import SettingError
@@ -183,6 +183,18 @@ async def test_a_list_that_fails_for_a_while_is_asked_for_again(server, run, ser
     server.objects[RESOURCES, "ns", "llm"] = service()
     await run()
     await until(lambda: reason(server) == "Starting")
+
+
+async def test_what_happened_before_the_watches_began_is_seen_soon(server, run, service, monkeypatch):
+    async def see_nothing(self):
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Operator, "_watch", see_nothing)
+    monkeypatch.setattr(process, "SECOND_LIST_SECONDS", 0.5)
+    await run()
+    await asyncio.sleep(0.3)  # the first list has been made
+    server.objects[RESOURCES, "ns", "llm"] = service()
+    await until(lambda: reason(server) == "Starting", 5)
 
 
 async def test_a_number_that_is_no_port_is_refused(run):

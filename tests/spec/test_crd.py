@@ -97,7 +97,11 @@ def cel_holds(rule, value):
 
 MODELS = ["hf://a/b", "s3://a", "pvc://c/x/../y", "file:///x", "pvc://c/..", "file:///a..b"]
 EXAMPLES = {
-    (): [{"replicas": 1}, {"autoscaling": {}}, {"replicas": 1, "autoscaling": {}}, {}],
+    (): [
+        *({"replicas": 1}, {"autoscaling": {}}, {"replicas": 1, "autoscaling": {}}, {}),
+        *({"cache": {"size": "1Gi"}, **more} for more in ({}, {"replicas": 1}, {"replicas": 2}, {"autoscaling": {}})),
+        {"cache": {"pvc": "c"}, "replicas": 2},
+    ],
     ("model",): [{"uri": u} for u in MODELS] + [{"uri": u, "revision": "v1"} for u in MODELS],
     ("autoscaling",): [{"minReplicas": low, "maxReplicas": 2} for low in (0, 1, 2, 3)],
     ("cache",): [

@@ -7,7 +7,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from .plan import EXIT_WRONG_SETTING
 from .process import last_line
 from .service import LocalService
 from .show import Progress, print_table
-from .status import PATH_STATUS, ReplicaStatus, State, describe, is_ready
+from .status import PATH_STATUS, ReplicaStatus, State, changes, describe, has_settled, is_hopeless, summary
 from .supervisor import ReplicaCommand, Slot, Supervisor
 
 _LOOK_S = 0.1
@@ -90,22 +90,19 @@ class Runner:
         """Progress, then the table and the address, then each change; returns when all hope is lost."""
         print(f"logs of replicas: {self._logs}", file=sys.stderr, flush=True)
         with Progress("starting") as progress:
-            while not all(_has_settled(s) for s in self.status()):
-                progress.update(_summary(self.status()))
+            while not all(map(has_settled, services := self.status())):
+                progress.update(summary(services))
                 await asyncio.sleep(_LOOK_S)
-        print_table(self.status())
-        if not self._is_hopeless():
+        print_table(services)
+        if not is_hopeless(services):
             print(f"listening on {url_of(self._listener)}", flush=True)
-        before: dict[str, bool] = {s["name"]: is_ready(s) for s in self.status()}
-        while not self._is_hopeless():
+        while not is_hopeless(services):
             await asyncio.sleep(_LOOK_S)
-            before = _tell_changes(before, self.status())
+            before, services = services, self.status()
+            for line in changes(before, services):
+                print(line, flush=True)
         print("pagetide up: no service can ever be ready", file=sys.stderr)
         return EXIT_WRONG_SETTING
-
-    def _is_hopeless(self) -> bool:
-        states = [(s["desiredReplicas"], [p["state"] for p in s["pods"]]) for s in self.status()]
-        return all(desired > 0 and states.count("broken") == desired for desired, states in states)
 
     def status(self) -> list[dict[str, Any]]:
         """Every service as `/status` tells it."""
@@ -139,30 +136,3 @@ def url_of(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"
-
-
-def _has_settled(described: Mapping[str, Any]) -> bool:
-    """All its replicas are ready or have failed at least once."""
-    pods = described["pods"]
-    return len(pods) == described["desiredReplicas"] and all(
-        p["state"] in ("ready", "broken", "waiting") or p["restarts"] for p in pods
-    )
-
-
-def _summary(services: Sequence[Mapping[str, Any]]) -> str:
-    """One line on what is not ready yet."""
-    waiting = [s for s in services if not is_ready(s)]
-    return "; ".join(f"{s['name']} {s['readyReplicas']}/{s['desiredReplicas']}, {_message(s)}" for s in waiting)
-
-
-def _message(described: Mapping[str, Any]) -> str:
-    return str(described["conditions"][0]["message"])
-
-
-def _tell_changes(before: Mapping[str, bool], services: Sequence[Mapping[str, Any]]) -> dict[str, bool]:
-    now = {s["name"]: is_ready(s) for s in services}
-    for service in services:
-        if now[service["name"]] != before.get(service["name"]):
-            word = "Ready" if now[service["name"]] else "not Ready"
-            print(f"{service['name']} is {word}: {_message(service)}", flush=True)
-    return now

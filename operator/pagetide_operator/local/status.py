@@ -77,6 +77,42 @@ def is_ready(described: Mapping[str, Any]) -> bool:
     return any(c["type"] == "Ready" and c["status"] == "True" for c in described["conditions"])
 
 
+def has_settled(described: Mapping[str, Any]) -> bool:
+    """Whether all replicas of a described service are ready or have failed at least once."""
+    pods = described["pods"]
+    return len(pods) == described["desiredReplicas"] and all(
+        p["state"] in ("ready", "broken", "waiting") or p["restarts"] for p in pods
+    )
+
+
+def is_hopeless(services: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether no described service can ever be ready."""
+    return all(
+        s["desiredReplicas"] > 0 and [p["state"] for p in s["pods"]] == ["broken"] * s["desiredReplicas"]
+        for s in services
+    )
+
+
+def summary(services: Sequence[Mapping[str, Any]]) -> str:
+    """One line on what is not ready yet."""
+    late = [s for s in services if not is_ready(s)]
+    return "; ".join(f"{s['name']} {s['readyReplicas']}/{s['desiredReplicas']}, {_message(s)}" for s in late)
+
+
+def changes(before: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]) -> list[str]:
+    """One line for each described service that has turned Ready, or stopped being so."""
+    was = {s["name"]: is_ready(s) for s in before}
+    return [
+        f"{s['name']} is {'Ready' if is_ready(s) else 'not Ready'}: {_message(s)}"
+        for s in now
+        if is_ready(s) != was.get(s["name"])
+    ]
+
+
+def _message(described: Mapping[str, Any]) -> str:
+    return str(described["conditions"][0]["message"])
+
+
 def row(described: Mapping[str, Any]) -> tuple[str, ...]:
     """A described service as COLUMNS."""
     ready = described["conditions"][0]

@@ -22,7 +22,16 @@ from pagetide_operator.local.plan import (
 from pagetide_operator.local.process import describe_exit, free_port, last_line
 from pagetide_operator.local.service import localize, replica_command
 from pagetide_operator.local.show import plain_table
-from pagetide_operator.local.status import ReplicaStatus, age, ready_condition
+from pagetide_operator.local.status import (
+    ReplicaStatus,
+    age,
+    changes,
+    describe,
+    has_settled,
+    is_hopeless,
+    ready_condition,
+    summary,
+)
 from pagetide_spec.errors import SettingError
 from pagetide_spec.resource import parse
 
@@ -110,6 +119,49 @@ def test_ready_condition(desired, replicas, status, reason):
     assert condition["message"]
 
 
+def service(**spec):
+    return parse(
+        {
+            "apiVersion": "pagetide.dev/v1alpha1",
+            "kind": "InferenceService",
+            "metadata": {"name": "a"},
+            "spec": {"model": {"uri": "hf://org/name"}, **spec},
+        }
+    )
+
+
+def told(desired, *states, restarts=0):
+    """A service of that many desired replicas, as it is described."""
+    replicas = [ReplicaStatus(f"a-{i}", state, restarts=restarts) for i, state in enumerate(states)]
+    return describe(localize(service(replicas=desired), Path("volumes")), replicas, 0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("described", "settled", "hopeless"),
+    [
+        pytest.param(told(1), False, False, id="nothing was started yet"),
+        pytest.param(told(2, "ready", "starting"), False, False, id="one still starts"),
+        pytest.param(told(2, "ready", "waiting"), True, False, id="one has failed once"),
+        pytest.param(told(1, "starting", restarts=1), True, False, id="it starts again"),
+        pytest.param(told(2, "broken"), False, False, id="one is broken, one not started"),
+        pytest.param(told(2, "broken", "broken"), True, True, id="all are broken"),
+        pytest.param(told(0), True, False, id="none is wanted"),
+    ],
+)
+def test_when_the_start_is_over(described, settled, hopeless):
+    assert has_settled(described) == settled
+    assert is_hopeless([described]) == hopeless
+    assert not is_hopeless([described, told(1, "ready")])
+
+
+def test_only_changes_are_told():
+    starting, ready = told(1, "starting"), told(1, "ready")
+    assert changes([starting], [starting]) == []
+    assert changes([starting], [ready]) == ["a is Ready: 1 of 1 replicas serve"]
+    assert changes([ready], [starting]) == ["a is not Ready: a-0: starting"]
+    assert summary([starting, ready]) == "a 0/1, a-0: starting"
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
@@ -161,17 +213,6 @@ def test_a_port_that_is_taken_is_not_given():
     busy = socket.create_server(("127.0.0.1", min(ports)))
     with busy, pytest.raises(OSError, match="no free port"):
         free_port(set(range(20000, 32000)) - {min(ports)})
-
-
-def service(**spec):
-    return parse(
-        {
-            "apiVersion": "pagetide.dev/v1alpha1",
-            "kind": "InferenceService",
-            "metadata": {"name": "a"},
-            "spec": {"model": {"uri": "hf://org/name"}, **spec},
-        }
-    )
 
 
 def test_a_claim_is_a_folder_under_the_volumes(tmp_path):
