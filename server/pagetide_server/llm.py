@@ -30,6 +30,9 @@ from .text.tokenizer import Tokenizer
 Prompt = str | Sequence[int] | Mapping[str, Any]
 Message = Mapping[str, Any]
 
+# What `render` takes by itself; all else is a variable of the template.
+_RENDER_OPTIONS = ("tools", "documents", "add_generation_prompt", "continue_final_message")
+
 # How often to look whether a grammar is compiled, when there is nothing else to do.
 COMPILE_POLL_SECONDS = 0.005
 
@@ -98,13 +101,15 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer one conversation (a list of messages), or several; otherwise like `generate`.
 
-        `template_options` go to the chat template, such as `tools` or `add_generation_prompt`.
+        `template_options` are `tools`, `documents`, `add_generation_prompt`, `continue_final_message`, or variables of
+        the model's own template, such as `enable_thinking`.
 
         Raises:
             ChatTemplateError: the template refuses the messages, or the model has none.
         """
         several = conversations if conversations and not isinstance(conversations[0], Mapping) else [conversations]
-        options = {"template": self._template, **template_options}
+        options = {name: template_options.pop(name) for name in _RENDER_OPTIONS if name in template_options}
+        options |= {"template": self._template, "variables": template_options}
         texts = [render(self._tokenizer, messages, **options) for messages in several]  # type: ignore[arg-type]
         # The template writes the special tokens itself.
         ids = [self._tokenizer.encode(text, add_special_tokens=False) for text in texts]

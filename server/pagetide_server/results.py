@@ -8,8 +8,8 @@ import time
 from pagetide_spec.errors import PagetideError
 
 from .engine.limits import answers
-from .engine.messages import AddRequest, FinishReason, SamplingParams, SequenceOutput, TokenLogprobs
-from .text.detokenizer import Detokenizer
+from .engine.messages import AddRequest, SamplingParams, SequenceOutput, TokenLogprobs
+from .text.answer import Answer, Delta, best, joined
 from .text.tokenizer import Tokenizer
 
 
@@ -24,14 +24,8 @@ class CompletionOutput:
     index: int
     text: str = ""
     token_ids: list[int] = dataclasses.field(default_factory=list)
-    finish_reason: FinishReason | None = None
+    finish_reason: str | None = None
     logprobs: list[TokenLogprobs] | None = None
-
-    @property
-    def mean_logprob(self) -> float:
-        """Mean log probability of the tokens; what `best_of` ranks by."""
-        found = [entry.logprob for entry in self.logprobs or ()]
-        return sum(found) / len(found) if found else 0.0
 
 
 @dataclasses.dataclass
@@ -63,10 +57,9 @@ class OpenPrompt:
         self.add, self.params, self.prompt = add, params, prompt
         self.metrics = RequestMetrics(arrival=add.arrival)
         self.prompt_logprobs: list[TokenLogprobs | None] | None = None
-        wanted = range(answers(params))
-        keeps_logprobs = add.params.logprobs is not None
-        self._answers = [CompletionOutput(i, logprobs=[] if keeps_logprobs else None) for i in wanted]
-        self._detokenizers = [Detokenizer(tokenizer, add.prompt_token_ids, params) for _ in wanted]
+        count = range(answers(params))
+        self._answers = [Answer(i, tokenizer, add.prompt_token_ids, params) for i in count]
+        self._deltas: list[list[Delta]] = [[] for _ in count]
 
     @property
     def is_open(self) -> bool:
@@ -82,28 +75,23 @@ class OpenPrompt:
         if output.finish_reason == "error":
             raise GenerationError(f"{self.add.request_id}: {output.error}")
         answer = self._answers[output.index]
-        if answer.finish_reason is not None:
-            return False  # computed before the engine heard of the stop string
-        self._note(output)
-        text_ids = output.token_ids[:-1] if output.stop_token_id is not None else output.token_ids
-        piece = self._detokenizers[output.index].push(text_ids, finished=output.finish_reason is not None)
-        answer.text += piece.text
-        used = len(output.token_ids) if piece.stopped is None else piece.tokens_used
-        answer.token_ids += output.token_ids[:used]
-        if answer.logprobs is not None:
-            answer.logprobs += output.logprobs[:used]
-        answer.finish_reason = "stop" if piece.stopped is not None else output.finish_reason
-        return piece.stopped is not None and output.finish_reason is None
+        was_open = answer.finish_reason is None
+        if was_open:
+            self._note(output)
+        if (delta := answer.take(output)) is not None:
+            self._deltas[output.index].append(delta)
+        return was_open and answer.finish_reason is not None and output.finish_reason is None
 
     def result(self) -> RequestOutput:
         """The request with its `n` answers, the best first if there was a choice."""
-        answers = self._answers
-        if self.params.best_of is not None:
-            answers = sorted(answers, key=lambda a: -a.mean_logprob)[: self.params.n]
-            for i, answer in enumerate(answers):
-                answer.index = i
-                answer.logprobs = answer.logprobs if self.params.logprobs is not None else None
-        return RequestOutput(self.prompt, self.add.prompt_token_ids, answers, self.metrics, self.prompt_logprobs)
+        whole = [joined(i, deltas) for i, deltas in enumerate(self._deltas)]
+        chosen = best(whole, self.params.n, self.params.best_of)
+        outputs = [self._output(i, answer) for i, answer in enumerate(chosen)]
+        return RequestOutput(self.prompt, self.add.prompt_token_ids, outputs, self.metrics, self.prompt_logprobs)
+
+    def _output(self, index: int, answer: Delta) -> CompletionOutput:
+        logprobs = None if self.params.logprobs is None else answer.logprobs
+        return CompletionOutput(index, answer.text, answer.token_ids, answer.finish_reason, logprobs)
 
     def _note(self, output: SequenceOutput) -> None:
         now = time.monotonic()

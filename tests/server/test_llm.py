@@ -6,6 +6,7 @@ import io
 import logging
 import math
 import sys
+from statistics import fmean
 
 import pytest
 
@@ -194,7 +195,7 @@ def test_best_of_returns_the_likeliest(llm):
     drawn = {"temperature": 1.0, "seed": 5, "max_tokens": 5, "ignore_eos": True}
     (every,) = llm.generate([5, 6], SamplingParams(n=6, logprobs=0, **drawn))
     (best,) = llm.generate([5, 6], SamplingParams(n=2, best_of=6, **drawn))
-    ranked = sorted(every.outputs, key=lambda o: -o.mean_logprob)
+    ranked = sorted(every.outputs, key=lambda o: -fmean(entry.logprob for entry in o.logprobs))
     assert [o.token_ids for o in best.outputs] == [o.token_ids for o in ranked[:2]]
     assert [(o.index, o.logprobs) for o in best.outputs] == [(0, None), (1, None)]
 
@@ -238,6 +239,25 @@ def test_chat_goes_through_the_template(llm):
 
 
 # ---- life and failures
+
+
+def test_variables_go_to_the_template(tiny_model):
+    template = "{% if loud %}LOUD {% endif %}{{ messages[0]['content'] }}"
+    with LLM(str(tiny_model("llama")), chat_template=template, **SETTINGS) as made:
+        messages = [{"role": "user", "content": "hi"}]
+        assert made.chat(messages, GREEDY, loud=True)[0].prompt == "LOUD hi"
+        assert made.chat(messages, GREEDY)[0].prompt == "hi"
+
+
+def test_a_stop_token_is_written_where_that_is_asked_for(llm):
+    (plain,) = llm.generate("The quick", greedy(max_tokens=4))
+    last = plain.outputs[0].token_ids[2]
+    stops = {"max_tokens": 4, "stop_token_ids": (last,)}
+    (without,) = llm.generate("The quick", greedy(**stops))
+    (written,) = llm.generate("The quick", greedy(**stops, include_stop_str_in_output=True, skip_special_tokens=False))
+    assert without.outputs[0].token_ids == written.outputs[0].token_ids
+    assert written.outputs[0].text.startswith(without.outputs[0].text)
+    assert len(written.outputs[0].text) > len(without.outputs[0].text)
 
 
 def test_an_exception_in_the_middle_leaves_the_engine_usable(llm, monkeypatch):

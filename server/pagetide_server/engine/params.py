@@ -142,6 +142,7 @@ def _check_numbers(params: SamplingParams) -> None:
 
 def _check_lists(params: SamplingParams, vocab_size: int) -> None:
     check_token_ids(params.stop_token_ids, vocab_size, "stop_token_ids")
+    check_token_ids(params.allowed_token_ids or (), vocab_size, "allowed_token_ids")
     check_token_ids(params.logit_bias, vocab_size, "logit_bias")
     for token_id, bias in params.logit_bias.items():
         _range(f"logit_bias[{token_id}]", bias, -100.0, 100.0)
