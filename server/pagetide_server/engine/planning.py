@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+
 from .filling import Filling
 from .limits import SchedulerConfig
 from .queues import Queues
@@ -113,8 +115,7 @@ class StepPlan:
 
     def _owed(self, sequence: Sequence) -> int:
         """Blocks that a sequence will need for its prompt and the answers yet to join."""
-        whole = self.tables.blocks_for(len(sequence.tokens))
-        return max(0, whole - len(sequence.blocks)) + len(sequence.pending)
+        return max(0, self.tables.blocks_for(len(sequence.tokens)) - len(sequence.blocks)) + len(sequence.pending)
 
     def _make_room(self, sequence: Sequence, length: int, at: int) -> bool:
         """Make `sequence`, at place `at`, writable up to `length`; preempts sequences behind it if need be."""
@@ -179,18 +180,19 @@ class StepPlan:
         if better is None or not running or running[-1].priority <= better.priority:
             return
         promised = sum(self._owed(s) for s in running if len(s.tokens) - s.computed != 1)
-        slots, blocks, victims = 0, 0, 0
+        slots, blocks, victims, held = 0, 0, 0, collections.Counter[int]()
         while not self._has_room(better, promised, slots, blocks, len(running) - victims):
             victim = running[-1 - victims] if victims < len(running) else None
             if victim is None or victim.priority <= better.priority:
                 return
             victims += 1
             slots += victim.slots
-            blocks += sum(self.tables.device.refs[block] == 1 for block in victim.blocks)
-        if victims:
+            # Answers of one request share blocks: these are free once all that hold them have gone.
+            held.update(victim.blocks)
+            blocks += sum(held[block] == self.tables.device.refs[block] for block in victim.blocks)
+        for _ in range(victims):
             self.favoured = better
-            for _ in range(victims):
-                self._preempt(running[-1])
+            self._preempt(running[-1])
 
     # ---- joining
 
