@@ -21,6 +21,7 @@ def changes_logits(params: SamplingParams) -> bool:
         or params.allowed_token_ids
         or params.bad_words_token_ids
         or params.min_tokens
+        or (params.ignore_eos and params.structure is not None)
     )
 
 
@@ -124,11 +125,9 @@ def _bad_word_ends(sequence: Sequence) -> list[int]:
 
 
 def _early_ends(sequence: Sequence, eos_token_ids: frozenset[int]) -> Iterable[int]:
-    """Tokens that would end the answer before min_tokens."""
+    """Tokens that would end the answer before min_tokens, or where its structure allows it to go on for ignore_eos."""
     params = sequence.params
-    if sequence.generated >= params.min_tokens:
-        return ()
-    # A finished structure has no other continuation than the end.
-    if sequence.matcher is not None and sequence.matcher.is_finished():
-        return ()
-    return (*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids))
+    is_early = sequence.generated < params.min_tokens
+    # Without a structure, ignore_eos lets end tokens come like any other.
+    holds_eos = sequence.matcher is not None if params.ignore_eos else is_early
+    return (*(params.stop_token_ids if is_early else ()), *(eos_token_ids if holds_eos else ()))

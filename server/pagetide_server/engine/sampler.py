@@ -106,7 +106,9 @@ class Sampler:
 
     def _change(self, logits: torch.Tensor, sequences: list[Sequence]) -> dict[int, str]:
         """Make all changes that requests ask for; row to what went wrong."""
-        if changed := [(row, s) for row, s in enumerate(sequences) if changes_logits(s.params)]:
+        # A finished structure has no other continuation than the end, and nothing that a request asks for holds it off.
+        finished = {row for row, s in enumerate(sequences) if s.matcher is not None and s.matcher.is_finished()}
+        if changed := [(r, s) for r, s in enumerate(sequences) if changes_logits(s.params) and r not in finished]:
             adjust(logits, changed, self._eos_token_ids)
         structured = [(row, s.matcher) for row, s in enumerate(sequences) if s.matcher is not None]
         return mask_logits(logits, structured) if structured else {}

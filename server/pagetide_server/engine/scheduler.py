@@ -96,7 +96,9 @@ class Scheduler:
         answer = Answer(request, self._arrivals, index)
         answer.order = (request.priority if self.config.policy == "priority" else 0, self._arrivals, index)
         answer.limit = final_length(request, self.config)
-        eos = frozenset() if request.params.ignore_eos else self.config.eos_token_ids
+        # With a structure, an end token comes for ignore_eos only where nothing else may (penalties.py).
+        goes_on = request.params.ignore_eos and request.params.structure is None
+        eos = frozenset() if goes_on else self.config.eos_token_ids
         answer.end_ids = eos | frozenset(request.params.stop_token_ids)
         return answer
 

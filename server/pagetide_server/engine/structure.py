@@ -142,11 +142,13 @@ class _Tokens:
         self.tokens = [tokenizer.token_bytes(i) for i in range(tokenizer.vocab_size)]
         self.special_token_ids = sorted(tokenizer.special_ids)
         self._by_bytes = {data: i for i, data in enumerate(self.tokens) if data and i not in tokenizer.special_ids}
+        self._special = tokenizer.special_ids
         self._longest = max(map(len, self._by_bytes), default=0)
 
     def __call__(self, text: str) -> list[int]:
         """Tokens whose bytes are exactly those of `text`; the library relies on it where a grammar forces a text.
 
+        Special tokens are never among them: a text that spells one, such as `</s>`, is written with ordinary ones.
         A tokenizer that puts a space before its texts, or changes them, does not give such tokens by itself.
         """
         data = text.encode()
@@ -158,12 +160,14 @@ class _Tokens:
         return self._longest_matches(data)
 
     def _last(self, ids: list[int], data: bytes) -> list[int] | None:
-        """The last of `ids` that together are `data`, or None."""
+        """The last of `ids` that together are `data`, or None; also if a special token is among them."""
         start, missing = len(ids), len(data)
         while start and missing > 0:
             start -= 1
             missing -= len(self.tokens[ids[start]])
-        return ids[start:] if b"".join(self.tokens[i] for i in ids[start:]) == data else None
+        found = ids[start:]
+        exact = b"".join(self.tokens[i] for i in found) == data and self._special.isdisjoint(found)
+        return found if exact else None
 
     def _longest_matches(self, data: bytes) -> list[int]:
         ids, start = [], 0

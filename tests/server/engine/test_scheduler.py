@@ -9,7 +9,7 @@ import zlib
 
 import pytest
 
-from pagetide_server.engine.messages import AddRequest, SamplingParams
+from pagetide_server.engine.messages import AddRequest, SamplingParams, Structure
 from pagetide_server.engine.preemption import cheaper_mode
 from pagetide_server.engine.scheduler import RequestRefused, Scheduler, SchedulerConfig
 
@@ -290,6 +290,40 @@ def test_nobody_gives_way_in_vain(engine):
     made.scheduler.add(request("c", 20, priority=1))
     assert made.step().preempted == []
     made.run()
+
+
+@pytest.mark.parametrize("changes", [
+    pytest.param({"preemption_mode": "swap"}, id="swapped out"),
+    pytest.param({"preemption_mode": "recompute"}, id="recomputed"),
+    pytest.param({"preemption_mode": "swap", "enable_prefix_caching": False}, id="swapped out, nothing cached"),
+])  # fmt: skip
+def test_a_better_request_takes_the_blocks_that_worse_answers_share(engine, changes):
+    made = engine(
+        request("a", priority=-1, max_tokens=30),
+        policy="priority",
+        num_blocks=24,
+        num_swap_blocks=48,
+        max_num_seqs=8,
+        **changes,
+    )
+    made.step()
+    made.scheduler.add(request("b", 48, n=3, max_tokens=20, priority=1))
+    made.step()
+    made.step()
+    made.scheduler.add(request("c", 40, priority=0, max_tokens=2))
+    step = made.step()
+    assert set(names(step.preempted)) == {"b"}
+    assert names(step.started) == ["c"]
+    made.run()
+    assert next(name for name, _ in made.ended) == "c"
+
+
+def test_an_end_token_ends_a_structure_that_ignores_it(engine):
+    """The sampler lets it come only where the structure is finished."""
+    answer = request("a", max_tokens=9, ignore_eos=True, structure=Structure(kind="json_object"))
+    made = engine(answer, eos_token_ids=frozenset(range(50)))
+    made.run()
+    assert made.ended["a", 0].finish_reason == "stop"
 
 
 # ---- preemption

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagetide_server.engine.messages import AddRequest, SamplingParams
+from pagetide_server.engine.messages import AddRequest, SamplingParams, Structure
 from pagetide_server.engine.penalties import adjust, changes_logits
 from pagetide_server.engine.sampler import Sampler
 from pagetide_server.engine.sequence import Sequence
@@ -103,6 +103,10 @@ def test_rows_without_wishes_are_left_alone(make: MakeSequence) -> None:
         pytest.param({"allowed_token_ids": (1,)}, True, id="allowed tokens"),
         pytest.param({"repetition_penalty": 0.9}, True, id="reward for repetition"),
         pytest.param({"presence_penalty": -0.1}, True, id="reward for presence"),
+        pytest.param({"ignore_eos": True}, False, id="an ignored end"),
+        pytest.param(
+            {"ignore_eos": True, "structure": Structure(kind="json_object")}, True, id="an ignored end of a structure"
+        ),
     ],
 )
 def test_it_is_known_who_pays(params: dict[str, Any], changes: bool) -> None:

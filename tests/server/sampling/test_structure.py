@@ -4,6 +4,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -118,6 +119,42 @@ def test_answers_have_the_structure(
         assert fits(answer), answer
 
 
+@pytest.mark.parametrize("text", ["<eos>", "<bos>", "x<eos>y", "a<turn>b"])
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        pytest.param(lambda text: Structure(kind="choice", value=json.dumps([text])), id="a choice"),
+        pytest.param(
+            lambda text: Structure(kind="json", value=json.dumps({"const": text})), id="a constant of a schema"
+        ),
+    ],
+)
+def test_a_text_that_spells_a_special_token_is_written_with_ordinary_ones(
+    tokenizers: dict[str, Tokenizer],
+    compilers: dict[str, StructureCompiler],
+    make: MakeSequence,
+    family: str,
+    wanted: Callable[[str], Structure],
+    text: str,
+) -> None:
+    structure, tokenizer, sequence = wanted(text), tokenizers[family], make(temperature=0.0)
+    written = write(tokenizer, compilers[family].compile(structure).result(), sequence)
+    assert written in (text, json.dumps(text))
+    assert tokenizer.special_ids.isdisjoint(sequence.tokens[sequence.prompt_len : -1])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_an_ignored_end_comes_only_where_nothing_else_may(
+    byte_level: Tokenizer, compiler: StructureCompiler, make: MakeSequence, seed: int
+) -> None:
+    endless, short = (Structure(kind="regex", value=value) for value in ("(ab)+", "(ab){3}"))
+    unended = make(seed=seed, ignore_eos=True, structure=endless)
+    assert write(byte_level, compiler.compile(endless).result(), unended, seed, most=60) is None
+    assert re.fullmatch("(ab)+a?", byte_level.decode(unended.tokens[unended.prompt_len :], skip_special_tokens=False))
+    complete = make(seed=seed, ignore_eos=True, structure=short)
+    assert write(byte_level, compiler.compile(short).result(), complete, seed) == "ababab"
+
+
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25, deadline=None)
 @given(st.lists(st.text(min_size=1, max_size=6).filter(lambda t: "\x00" not in t), min_size=1, max_size=4))
 def test_any_text_can_be_a_choice(
@@ -160,8 +197,19 @@ def test_free_rows_share_a_batch_with_structured_ones(
     assert result.logprobs[0].top_ids == [width - 1]
 
 
-def test_the_end(byte_level: Tokenizer, compiler: StructureCompiler, make: MakeSequence) -> None:
-    sequence = make(temperature=0.0, min_tokens=50)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({"min_tokens": 50}, id="by min_tokens"),
+        pytest.param({"ignore_eos": True, "structure": Structure(kind="regex", value="xy?")}, id="by ignore_eos"),
+        pytest.param({"allowed_token_ids": (5,)}, id="by tokens that leave it out"),
+        pytest.param({"bad_words_token_ids": ((EOS,),)}, id="by a bad word"),
+    ],
+)
+def test_the_end_of_a_finished_structure_is_not_held_off(
+    byte_level: Tokenizer, compiler: StructureCompiler, make: MakeSequence, changes: dict[str, Any]
+) -> None:
+    sequence = make(temperature=0.0, **changes)
     sequence.matcher = compiler.compile(Structure(kind="regex", value="xy?")).result().matcher()
     x, y = (byte_level.encode(c)[0] for c in "xy")
     assert not sequence.matcher.inner.is_accepting()
@@ -170,7 +218,6 @@ def test_the_end(byte_level: Tokenizer, compiler: StructureCompiler, make: MakeS
     assert not sequence.matcher.is_finished()
     assert sequence.matcher.accept(y)
     assert sequence.matcher.is_finished()
-    # Nothing else may follow, so that not even min_tokens holds the end off.
     sampler = Sampler(byte_level.vocab_size, "cpu", eos_token_ids=byte_level.eos_token_ids)
     for _ in range(3):
         result = sampler.sample(torch.zeros(1, byte_level.vocab_size), [sequence])
