@@ -157,12 +157,13 @@ class Generation:
             run.record.finish(run.answers[0].finish_reason or "stop")
 
     def _failed(self, errors: list[SequenceOutput]) -> ApiError:
-        """What the engine said of requests; those that it never took in count nowhere."""
+        """What the engine said of requests; those that it refused before their first token count nowhere."""
         for output in errors:
             record = self._by_id[output.request_id].record
-            if output.error_kind == "engine":
+            if output.error_kind != "engine":
+                self._engine.ended(output.request_id)
+            if output.error_kind == "engine" or record.scheduled:
                 record.finish("error")
             else:
-                self._engine.ended(output.request_id)
                 record.dismiss()
         return refusal(errors[0], self._metrics.expected_wait(time.monotonic()))

@@ -12,7 +12,7 @@ from . import isolation
 from .messages import AbortRequest, AddRequest, EngineStats, ErrorKind, Ready, SequenceOutput, StepOutput, TokenLogprobs
 from .open_request import OpenRequest
 from .params import check_token_ids
-from .roles import Compiler, DeviceLost, Runner, Sampler
+from .roles import Compiler, DeviceLost, RequestFault, Runner, Sampler
 from .scheduler import RequestRefused, Scheduler, Settled
 from .sequence import Sequence, Status, Step
 
@@ -160,7 +160,9 @@ class EngineCore:
         outputs = self._fail_all(problems + [(sequences[row], error) for row, error in chosen.errors.items()])
         logprobs = {id(s): found for s, found in zip(sequences, chosen.logprobs, strict=True) if found is not None}
         for settled in self._scheduler.settle(step, chosen.token_ids):
-            outputs += self._output(settled, logprobs.get(id(settled.sequence)))
+            # Another answer of its request may have shown that the request is at fault, and ended both.
+            if settled.finish_reason is not None or settled.sequence.status is Status.RUNNING:
+                outputs += self._output(settled, logprobs.get(id(settled.sequence)))
         return outputs
 
     def _begin_structures(self, sequences: list[Sequence]) -> list[Problem]:
@@ -204,11 +206,20 @@ class EngineCore:
         return [output] if problem is None else self._fail(sequence, problem)
 
     def _fail(self, sequence: Sequence, error: object) -> list[SequenceOutput]:
-        """End a sequence, and those that wait for its prompt, with an error."""
+        """End a sequence, and those that wait for its prompt, with an error; all of a request at fault."""
+        if isinstance(error, RequestFault):
+            return self._refuse(sequence, error)
         ended = self._scheduler.fail(sequence)
         for each in ended:
             self._close(each)
         return [_error(each.request_id, each.index, _text(error), "engine") for each in ended]
+
+    def _refuse(self, sequence: Sequence, fault: RequestFault) -> list[SequenceOutput]:
+        """Refuse a request that has begun. As on arrival, one output stands for all its answers."""
+        ended = self._scheduler.abort(sequence.request_id)
+        for each in ended:
+            self._close(each)
+        return [_error(sequence.request_id, sequence.index, str(fault), "invalid")] if ended else []
 
     def _fail_all(self, problems: list[Problem]) -> list[SequenceOutput]:
         return [output for sequence, error in problems for output in self._fail(sequence, error)]

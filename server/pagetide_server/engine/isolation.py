@@ -7,7 +7,7 @@ import logging
 from typing import Any
 
 from .messages import TokenLogprobs
-from .roles import Grammar, Runner, Sampler
+from .roles import Grammar, Runner, Sampler, structure_fault
 from .sequence import Sequence, Step
 
 log = logging.getLogger(__name__)
@@ -72,7 +72,10 @@ def advance(sequence: Sequence, token_id: int | None) -> object | None:
         return None
     try:
         accepted = sequence.matcher.accept(token_id)
-        return None if accepted else sequence.matcher.error or f"its structure does not allow token {token_id}"
+        if accepted:
+            return None
+        # Its masks hold such tokens off: it stopped at a limit of its own, or (with no error) is broken.
+        return structure_fault(sequence.matcher) if sequence.matcher.error else f"it does not allow token {token_id}"
     except Exception as error:
         log.exception("the matcher of %r failed", sequence)
         return error

@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from .matcher import MaskFiller, Matcher
+from .roles import RequestFault, structure_fault
 
 
 @functools.cache
@@ -16,7 +17,7 @@ def _filler() -> MaskFiller:
     return MaskFiller()
 
 
-def mask_logits(logits: torch.Tensor, structured: list[tuple[int, Matcher]]) -> dict[int, str]:
+def mask_logits(logits: torch.Tensor, structured: list[tuple[int, Matcher]]) -> dict[int, RequestFault]:
     """Rule out, in place, what the structures do not allow.
 
     Args:
@@ -32,7 +33,7 @@ def mask_logits(logits: torch.Tensor, structured: list[tuple[int, Matcher]]) -> 
     for i, (row, _) in enumerate(structured):
         logits[row, :known].masked_fill_(forbidden[i], float("-inf"))
         logits[row, known:] = float("-inf")
-    return {row: f"the answer's structure: {matcher.error}" for row, matcher in structured if matcher.error}
+    return {row: structure_fault(matcher) for row, matcher in structured if matcher.error}
 
 
 def _forbidden(masks: NDArray[np.int32], width: int, device: torch.device) -> torch.Tensor:

@@ -14,6 +14,15 @@ class DeviceLost(PagetideError):
     """The device computes nothing any more: no later step can succeed, and the process should end."""
 
 
+class RequestFault(PagetideError):
+    """What a request asks for cannot be done, as only its answer shows: the client must change it."""
+
+
+def structure_fault(matcher: Any) -> RequestFault:
+    """The fault of a structure whose matcher cannot go on: it is too large to follow, or has no end."""
+    return RequestFault(f"the answer's structure: {matcher.error}")
+
+
 class Runner(Protocol):
     """The model (model/runner.py)."""
 
@@ -29,7 +38,7 @@ class Sampler(Protocol):
     """The choice of tokens (sampler.py)."""
 
     def sample(self, logits: Any, sequences: list[Sequence]) -> Any:
-        """One token for each sequence; may change `logits`."""
+        """One token for each sequence; may change `logits`. In `errors`: RequestFault or a text."""
 
     def prompt_logprobs(self, logits: Any, next_token_ids: list[int], top: int) -> list[TokenLogprobs]:
         """The log probability of each next token."""

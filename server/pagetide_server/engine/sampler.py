@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Container
 
 import torch
 
@@ -12,6 +13,7 @@ from .logprobs import token_logprobs
 from .masks import mask_logits
 from .messages import SamplingParams, TokenLogprobs
 from .penalties import adjust, changes_logits
+from .roles import RequestFault
 from .sequence import Sequence
 from .uniform import Uniform
 
@@ -27,12 +29,12 @@ class Sampled:
     Attributes:
         token_ids: the chosen tokens; `NO_TOKEN` in rows with an error.
         logprobs: what was asked for, None in rows that asked for nothing.
-        errors: row to what went wrong; only that row's sequence is to be failed.
+        errors: row to what went wrong; a RequestFault where the request itself is to blame.
     """
 
     token_ids: list[int]
     logprobs: list[TokenLogprobs | None]
-    errors: dict[int, str]
+    errors: dict[int, str | RequestFault]
 
 
 class Sampler:
@@ -78,11 +80,12 @@ class Sampler:
         # Rows that share memory (siblings) must not be changed together.
         logits = logits.contiguous()
         raw = _RawRows(logits, sequences)
-        errors = self._change(logits, sequences)
+        faults = self._change(logits, sequences)
         best = logits.argmax(-1)
         tops = logits.gather(-1, best.unsqueeze(1)).squeeze(1).tolist()
         tokens = best.tolist()
-        errors = {row: _reason(top) for row, top in enumerate(tops) if not math.isfinite(top)} | errors
+        broken = [row for row, top in enumerate(tops) if not math.isfinite(top)]
+        errors = {row: _reason(tops[row], sequences[row]) for row in broken} | faults
         draws = [
             Draw(row, tops[row], sequence)
             for row, sequence in enumerate(sequences)
@@ -104,7 +107,7 @@ class Sampler:
         """
         return token_logprobs(logits, next_token_ids, top)
 
-    def _change(self, logits: torch.Tensor, sequences: list[Sequence]) -> dict[int, str]:
+    def _change(self, logits: torch.Tensor, sequences: list[Sequence]) -> dict[int, RequestFault]:
         """Make all changes that requests ask for; row to what went wrong."""
         # A finished structure has no other continuation than the end, and nothing that a request asks for holds it off.
         finished = {row for row, s in enumerate(sequences) if s.matcher is not None and s.matcher.is_finished()}
@@ -119,12 +122,17 @@ def is_greedy(params: SamplingParams) -> bool:
     return params.temperature <= GREEDY_TEMPERATURE or params.top_k == 1 or params.min_p >= 1
 
 
-def _reason(top: float) -> str:
+def _reason(top: float, sequence: Sequence) -> str | RequestFault:
     if math.isnan(top):
         return "the model computed NaN instead of logits for this request"
     if top > 0:
         return "the model computed an infinite logit for this request"
-    return "no token may follow: what the request rules out (logit_bias, bad_words, ...) and its structure leave none"
+    if sequence.matcher is None and not changes_logits(sequence.params):
+        return "the model computed a logit of minus infinity for every token of this request"
+    return RequestFault(
+        "no token may follow: what the request rules out (logit_bias, bad_words, allowed_token_ids, ...) and its "
+        "structure leave none; change one of them"
+    )
 
 
 class _RawRows:
@@ -138,7 +146,7 @@ class _RawRows:
         everything = len(self._asked) == self._count and not changed
         self._logits = logits if everything else logits[list(self._asked)]
 
-    def logprobs(self, tokens: list[int], errors: dict[int, str]) -> list[TokenLogprobs | None]:
+    def logprobs(self, tokens: list[int], errors: Container[int]) -> list[TokenLogprobs | None]:
         """By row, for `tokens`."""
         result: list[TokenLogprobs | None] = [None] * self._count
         if not self._asked:

@@ -560,6 +560,28 @@ def test_a_matcher_that_cannot_go_on_fails_its_answer_only(harness, refused, tok
     assert made.ends() == {("a", 0): "error", ("bb", 0): "length"}
 
 
+@pytest.mark.parametrize(
+    ("seen", "tokens"),
+    [
+        pytest.param(5, {0: [], 1: []}, id="at the first token"),
+        pytest.param(6, {0: [5], 1: [5]}, id="later"),
+    ],
+)
+def test_a_request_at_fault_ends_with_one_refusal_for_all_its_answers(harness, monkeypatch, seen, tokens):
+    made = harness()
+    made.compiler.answer, made.compiler.refused = "ready", (seen,)
+    monkeypatch.setattr(FakeMatcher, "error", "too many items")
+    made.add("a", n=2, structure=CHOICE)
+    made.add("bb")
+    made.run()
+    assert {i: made.tokens("a", i) for i in (0, 1)} == tokens
+    (refusal,) = [o for o in made.outputs if o.request_id == "a" and o.finish_reason]
+    assert (refusal.index, refusal.error_kind) == (0, "invalid")
+    assert "too many items" in refusal.error
+    assert made.ends()["bb", 0] == "length"
+    assert not made.core.has_work()
+
+
 def test_each_answer_has_a_matcher_of_its_own_that_survives_preemption(harness):
     made = harness(policy="priority", max_num_seqs=2, preemption_mode="recompute")
     made.compiler.answer = "ready"

@@ -11,8 +11,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pagetide_server.engine import structure
+from pagetide_server.engine import isolation, structure
 from pagetide_server.engine.messages import Structure
+from pagetide_server.engine.roles import RequestFault
 from pagetide_server.engine.sampler import Sampler
 from pagetide_server.engine.sequence import Sequence
 from pagetide_server.engine.structure import Compilation, Grammar, StructureCompiler, StructureError
@@ -233,15 +234,37 @@ def test_a_token_out_of_the_structure_is_not_accepted(byte_level: Tokenizer, com
     assert "\n" not in matcher.error
 
 
-def test_a_row_ruled_out_by_bias_and_structure_fails_alone(
-    byte_level: Tokenizer, compiler: StructureCompiler, make: MakeSequence
+@pytest.mark.parametrize(
+    ("kind", "value", "changes", "words"),
+    [
+        pytest.param("regex", "x", {"bad_words": "x"}, "no token may follow", id="a bad word is all that fits"),
+        pytest.param("regex", "x", {"allowed": "y"}, "no token may follow", id="what fits is not allowed"),
+        pytest.param("regex", "a{1000000}", {}, "structure: ", id="a text beyond the library's limits"),
+        pytest.param("grammar", 'root ::= "a" root', {}, "structure: ", id="a grammar without an end"),
+    ],
+)
+def test_a_structure_that_cannot_be_followed_is_its_requests_fault_alone(
+    byte_level: Tokenizer,
+    compiler: StructureCompiler,
+    make: MakeSequence,
+    kind: str,
+    value: str,
+    changes: dict[str, str],
+    words: str,
 ) -> None:
-    x = byte_level.encode("x")[0]
-    stuck = make(bad_words_token_ids=((x,),), temperature=0.0)
-    stuck.matcher = compiler.compile(Structure(kind="regex", value="x")).result().matcher()
+    ids = {name: byte_level.encode(text)[0] for name, text in changes.items()}
+    stuck = make(
+        bad_words_token_ids=((ids["bad_words"],),) if "bad_words" in ids else (),
+        allowed_token_ids=(ids["allowed"],) if "allowed" in ids else (),
+        temperature=0.0,
+    )
+    grammar = compiler.compile(Structure(kind=kind, value=value)).result()
+    assert isolation.begin(stuck, grammar) is None
     result = Sampler(byte_level.vocab_size, "cpu").sample(torch.zeros(2, byte_level.vocab_size), [stuck, make()])
-    assert list(result.errors) == [0]
-    assert "no token may follow" in result.errors[0]
+    fault = result.errors.get(0) or isolation.advance(stuck, result.token_ids[0])
+    assert isinstance(fault, RequestFault)
+    assert words in str(fault)
+    assert 1 not in result.errors
 
 
 def nested(levels: int) -> str:
