@@ -8,6 +8,7 @@ import math
 import sys
 from statistics import fmean
 
+import numpy as np
 import pytest
 
 from pagetide_server import LLM, SamplingParams
@@ -18,6 +19,10 @@ from pagetide_spec.errors import PagetideError, SettingError
 
 SETTINGS = {"dtype": "float32", "kv_cache_memory_gib": 0.01, "max_num_seqs": 16}
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+
+
+def regex(value) -> Structure:
+    return Structure(kind="regex", value=value)
 
 
 def greedy(**changes) -> SamplingParams:
@@ -113,6 +118,12 @@ def test_a_second_call_finds_the_first_ones_prompt(llm):
         pytest.param(
             [[5] * 512], None, "the model's window is 512 tokens (max_model_len), the prompt has 512", id="long"
         ),
+        pytest.param(
+            [[5] * 513], greedy(max_tokens=0), "512 tokens (max_model_len), the prompt has 513", id="too long to score"
+        ),
+        pytest.param("\ud800", None, "prompt: '\\ud800': is no Unicode text", id="half a surrogate pair"),
+        pytest.param(5, None, "prompts: 5: must be text, a list of token ids, or a list of these", id="a number"),
+        pytest.param(None, None, "prompts: None: must be text, a list", id="None for the prompts"),
         pytest.param([[5]], [GREEDY] * 2, "params: '2 entries': must be one, or 1: one a prompt", id="too many params"),
         pytest.param([[5], [6]], [GREEDY], "params: '1 entries': must be one, or 2", id="too few params"),
         pytest.param([[5]], {"n": 3}, "params: {'n': 3}: must be SamplingParams", id="a mapping for params"),
@@ -148,6 +159,26 @@ def test_wrong_prompts_and_counts(llm, prompts, params, said):
         pytest.param({"stop_token_ids": [999]}, "stop_token_ids: 999: is no token id", id="a stop outside"),
         pytest.param({"logit_bias": {"5": 1.0}}, "logit_bias: {'5': 1.0}: its keys must be a whole number", id="key"),
         pytest.param({"logit_bias": {5: 101.0}}, "logit_bias[5]: 101.0: must lie between -100", id="a bias too strong"),
+        pytest.param({"logit_bias": {5: 10**400}}, "logit_bias: {5: 1000", id="a bias beyond a double"),
+        pytest.param({"temperature": 10**400}, "must hold in a number of double precision", id="beyond a double"),
+        pytest.param({"seed": 10**400}, "must lie between", id="a seed of 400 digits"),
+        pytest.param({"temperature": np.array([1, 2])}, "temperature: array([1, 2]): must be a number", id="an array"),
+        pytest.param({"stop": np.array([1, 2])}, "stop: array([1, 2]): must be a list", id="an array to stop at"),
+        pytest.param(
+            {"logit_bias": np.array([1])}, "logit_bias: array([1]): must be a mapping", id="an array of biases"
+        ),
+        pytest.param({"allowed_token_ids": [384]}, "allowed_token_ids: 384: is no token id", id="allowed outside"),
+        pytest.param({"stop_token_ids": [10**30]}, "stop_token_ids: 1" + "0" * 30, id="a stop far outside"),
+        pytest.param(
+            {"bad_words_token_ids": [[]]}, "bad_words_token_ids: (): an empty sequence is in", id="empty word"
+        ),
+        pytest.param({"temperature": "\ud800"}, "temperature: '\\ud800': is no Unicode text", id="a torn character"),
+        pytest.param({"stop": ["a", "\ud800"]}, "stop: '\\ud800': is no Unicode text", id="a torn stop"),
+        pytest.param({"structure": "\ud800"}, "structure: '\\ud800': is no Unicode text", id="a torn structure"),
+        pytest.param({"structure": regex("\ud800")}, "structure: '\\ud800': is no Unicode text", id="a torn regex"),
+        pytest.param({"structure": {}}, "structure: {}: must be a Structure: its kind one of json, ", id="no kind"),
+        pytest.param({"structure": regex({"type": "object"})}, "its value text", id="a structure of no text"),
+        pytest.param({"structure": Structure(kind="bogus")}, "must be a Structure: its kind", id="an unknown kind"),
         pytest.param({"ignore_eos": 1}, "ignore_eos: 1: must be true or false", id="a number for a bool"),
     ],
 )
@@ -215,6 +246,16 @@ def test_a_prompt_may_only_be_scored(llm):
     assert [s.token_id for s in scores] == [6, 7]
     assert all(len(s.top_ids) == 2 for s in scores)
     assert (result.outputs[0].token_ids, result.outputs[0].finish_reason) == ([], "length")
+
+
+def test_a_prompt_that_fills_the_window_may_only_be_scored(llm):
+    params = SamplingParams(max_tokens=0, prompt_logprobs=1)
+    assert len(llm.generate([[5] * 512], params)[0].prompt_logprobs) == 512
+
+
+def test_rows_of_an_array_are_prompts(llm):
+    results = llm.generate(np.array([[5, 6], [7, 8]]), GREEDY)
+    assert [r.prompt_token_ids for r in results] == [[5, 6], [7, 8]]
 
 
 def test_a_structured_answer(llm):
