@@ -22,6 +22,7 @@ from pagetide_spec.errors import PagetideError, SettingError
 from .engine.messages import AbortRequest, AddRequest, EngineStats, SamplingParams
 from .engine.params import check_params, check_prompt, check_text, plain_number
 from .engine.threads import wait_passively
+from .interrupts import held_back
 from .results import OpenPrompt, RequestOutput
 from .text.chat import configured, render
 from .text.tokenizer import Tokenizer
@@ -83,12 +84,13 @@ class LLM:
         core = self._open_core()
         each = _as_list(prompts)
         requests = [self._request(p, one) for p, one in zip(each, _one_each(params, len(each)), strict=True)]
-        try:
-            with _progress_bar(len(requests), progress) as advance:
-                self._run({r.add.request_id: r for r in requests}, advance)
-        finally:
-            for request in requests:
-                core.abort(AbortRequest(request.add.request_id))
+        with held_back() as deliver_interrupt:
+            try:
+                with _progress_bar(len(requests), progress) as advance:
+                    self._run({r.add.request_id: r for r in requests}, advance, deliver_interrupt)
+            finally:
+                for request in requests:
+                    core.abort(AbortRequest(request.add.request_id))
         return [r.result() for r in requests]
 
     def chat(
@@ -172,7 +174,9 @@ class LLM:
         )
         return OpenPrompt(add, params, text, self._tokenizer)
 
-    def _run(self, requests: dict[str, OpenPrompt], advance: Callable[[], object]) -> None:
+    def _run(
+        self, requests: dict[str, OpenPrompt], advance: Callable[[], object], between_steps: Callable[[], object]
+    ) -> None:
         outputs = [output for r in requests.values() for output in self._core.add(r.add)]
         left = len(requests)
         while True:
@@ -186,6 +190,7 @@ class LLM:
                     advance()
             if not left:
                 return
+            between_steps()
             if not self._core.has_work():
                 time.sleep(COMPILE_POLL_SECONDS)
             outputs = self._core.step().outputs

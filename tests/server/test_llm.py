@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import io
 import logging
 import math
+import os
+import signal
 import sys
 from statistics import fmean
 
@@ -12,7 +15,10 @@ import numpy as np
 import pytest
 
 from pagetide_server import LLM, SamplingParams
+from pagetide_server.engine.core import EngineCore
 from pagetide_server.engine.messages import Structure
+from pagetide_server.engine.scheduler import Scheduler
+from pagetide_server.engine.tables import BlockTables
 from pagetide_server.results import GenerationError
 from pagetide_server.text.chat import ChatTemplateError, render
 from pagetide_spec.errors import PagetideError, SettingError
@@ -317,6 +323,41 @@ def test_an_exception_in_the_middle_leaves_the_engine_usable(llm, monkeypatch):
             llm.generate([[5] * 30, [6] * 50], GREEDY)
     assert llm.stats.running == 0
     assert llm.generate([5, 6, 7], GREEDY)[0].outputs == expected
+
+
+@pytest.mark.parametrize(
+    ("owner", "method"),
+    [
+        pytest.param(EngineCore, "add", id="while requests are taken in"),
+        pytest.param(BlockTables, "_log", id="while blocks are handed out"),
+        pytest.param(Scheduler, "settle", id="while tokens are taken down"),
+    ],
+)
+def test_ctrl_c_waits_for_the_end_of_a_step(llm, monkeypatch, owner, method):
+    expected = llm.generate([5, 6, 7], GREEDY)[0].outputs
+    plain, ended = getattr(owner, method), []
+
+    def interrupted(*args, **kwargs):
+        os.kill(os.getpid(), signal.SIGINT)
+        result = plain(*args, **kwargs)
+        ended.append(method)
+        return result
+
+    handler = signal.getsignal(signal.SIGINT)
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, method, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate([[5] * 30, [6] * 50], greedy(max_tokens=400))
+    assert ended
+    assert signal.getsignal(signal.SIGINT) is handler
+    assert (llm.stats.blocks_used, llm._core._open) == (0, {})
+    assert llm.generate([5, 6, 7], GREEDY)[0].outputs == expected
+
+
+def test_a_thread_of_the_callers_may_generate(llm):
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        found = pool.submit(llm.generate, [5, 6, 7], GREEDY).result()
+    assert found[0].outputs == llm.generate([5, 6, 7], GREEDY)[0].outputs
 
 
 def test_a_failing_forward_is_told_and_leaves_the_engine_usable(llm, monkeypatch):
