@@ -20,8 +20,9 @@ from pagetide_spec.config import EngineConfig
 from pagetide_spec.errors import PagetideError, SettingError
 
 from .engine.messages import AbortRequest, AddRequest, EngineStats, SamplingParams
-from .engine.params import check_params, check_prompt, plain_number
+from .engine.params import check_params, check_prompt, check_text, plain_number
 from .engine.threads import wait_passively
+from .interrupts import held_back
 from .results import OpenPrompt, RequestOutput
 from .text.chat import configured, render
 from .text.tokenizer import Tokenizer
@@ -83,12 +84,13 @@ class LLM:
         core = self._open_core()
         each = _as_list(prompts)
         requests = [self._request(p, one) for p, one in zip(each, _one_each(params, len(each)), strict=True)]
-        try:
-            with _progress_bar(len(requests), progress) as advance:
-                self._run({r.add.request_id: r for r in requests}, advance)
-        finally:
-            for request in requests:
-                core.abort(AbortRequest(request.add.request_id))
+        with held_back() as deliver_interrupt:
+            try:
+                with _progress_bar(len(requests), progress) as advance:
+                    self._run({r.add.request_id: r for r in requests}, advance, deliver_interrupt)
+            finally:
+                for request in requests:
+                    core.abort(AbortRequest(request.add.request_id))
         return [r.result() for r in requests]
 
     def chat(
@@ -111,6 +113,8 @@ class LLM:
         options = {name: template_options.pop(name) for name in _RENDER_OPTIONS if name in template_options}
         options |= {"template": self._template, "variables": template_options}
         texts = [render(self._tokenizer, messages, **options) for messages in several]  # type: ignore[arg-type]
+        for text in texts:
+            check_text(text, "messages")
         # The template writes the special tokens itself.
         ids = [self._tokenizer.encode(text, add_special_tokens=False) for text in texts]
         return [
@@ -150,9 +154,11 @@ class LLM:
     def _request(self, prompt: Prompt, params: SamplingParams) -> OpenPrompt:
         prompt = _plain(prompt)
         text = prompt if isinstance(prompt, str) else None
-        token_ids = self._tokenizer.encode(text) if text is not None else _token_ids(prompt)
-        check_prompt(token_ids, self._core.ready)
+        if text is not None:
+            check_text(text, "prompt")
         params = check_params(params, self._core.ready)
+        token_ids = self._tokenizer.encode(text) if text is not None else _token_ids(prompt)
+        check_prompt(token_ids, self._core.ready, scored_only=params.max_tokens == 0)
         words = self._tokenizer.bad_word_ids(params.bad_words)
         # The best answers are told by their log probabilities, asked for or not.
         ranked = params.best_of is not None and params.logprobs is None
@@ -168,7 +174,9 @@ class LLM:
         )
         return OpenPrompt(add, params, text, self._tokenizer)
 
-    def _run(self, requests: dict[str, OpenPrompt], advance: Callable[[], object]) -> None:
+    def _run(
+        self, requests: dict[str, OpenPrompt], advance: Callable[[], object], between_steps: Callable[[], object]
+    ) -> None:
         outputs = [output for r in requests.values() for output in self._core.add(r.add)]
         left = len(requests)
         while True:
@@ -182,6 +190,7 @@ class LLM:
                     advance()
             if not left:
                 return
+            between_steps()
             if not self._core.has_work():
                 time.sleep(COMPILE_POLL_SECONDS)
             outputs = self._core.step().outputs
@@ -206,9 +215,13 @@ def _one_each(params: SamplingParams | Sequence[SamplingParams] | None, count: i
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str | Mapping) or (len(prompts) and all(hasattr(p, "__index__") for p in prompts)):
-        return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    try:
+        each = list(prompts)
+    except TypeError:
+        raise SettingError("prompts", prompts, "must be text, a list of token ids, or a list of these") from None
+    return [prompts] if each and all(isinstance(plain_number(p), int) for p in each) else each  # type: ignore
 
 
 def _plain(prompt: Prompt) -> str | Sequence[int]:

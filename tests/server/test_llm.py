@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import io
 import logging
 import math
+import os
+import signal
 import sys
 from statistics import fmean
 
+import numpy as np
 import pytest
 
 from pagetide_server import LLM, SamplingParams
+from pagetide_server.engine.core import EngineCore
 from pagetide_server.engine.messages import Structure
+from pagetide_server.engine.scheduler import Scheduler
+from pagetide_server.engine.tables import BlockTables
 from pagetide_server.results import GenerationError
 from pagetide_server.text.chat import ChatTemplateError, render
 from pagetide_spec.errors import PagetideError, SettingError
 
 SETTINGS = {"dtype": "float32", "kv_cache_memory_gib": 0.01, "max_num_seqs": 16}
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+
+
+def regex(value) -> Structure:
+    return Structure(kind="regex", value=value)
 
 
 def greedy(**changes) -> SamplingParams:
@@ -113,6 +124,12 @@ def test_a_second_call_finds_the_first_ones_prompt(llm):
         pytest.param(
             [[5] * 512], None, "the model's window is 512 tokens (max_model_len), the prompt has 512", id="long"
         ),
+        pytest.param(
+            [[5] * 513], greedy(max_tokens=0), "512 tokens (max_model_len), the prompt has 513", id="too long to score"
+        ),
+        pytest.param("\ud800", None, "prompt: '\\ud800': is no Unicode text", id="half a surrogate pair"),
+        pytest.param(5, None, "prompts: 5: must be text, a list of token ids, or a list of these", id="a number"),
+        pytest.param(None, None, "prompts: None: must be text, a list", id="None for the prompts"),
         pytest.param([[5]], [GREEDY] * 2, "params: '2 entries': must be one, or 1: one a prompt", id="too many params"),
         pytest.param([[5], [6]], [GREEDY], "params: '1 entries': must be one, or 2", id="too few params"),
         pytest.param([[5]], {"n": 3}, "params: {'n': 3}: must be SamplingParams", id="a mapping for params"),
@@ -148,6 +165,26 @@ def test_wrong_prompts_and_counts(llm, prompts, params, said):
         pytest.param({"stop_token_ids": [999]}, "stop_token_ids: 999: is no token id", id="a stop outside"),
         pytest.param({"logit_bias": {"5": 1.0}}, "logit_bias: {'5': 1.0}: its keys must be a whole number", id="key"),
         pytest.param({"logit_bias": {5: 101.0}}, "logit_bias[5]: 101.0: must lie between -100", id="a bias too strong"),
+        pytest.param({"logit_bias": {5: 10**400}}, "logit_bias: {5: 1000", id="a bias beyond a double"),
+        pytest.param({"temperature": 10**400}, "must hold in a number of double precision", id="beyond a double"),
+        pytest.param({"seed": 10**400}, "must lie between", id="a seed of 400 digits"),
+        pytest.param({"temperature": np.array([1, 2])}, "temperature: array([1, 2]): must be a number", id="an array"),
+        pytest.param({"stop": np.array([1, 2])}, "stop: array([1, 2]): must be a list", id="an array to stop at"),
+        pytest.param(
+            {"logit_bias": np.array([1])}, "logit_bias: array([1]): must be a mapping", id="an array of biases"
+        ),
+        pytest.param({"allowed_token_ids": [384]}, "allowed_token_ids: 384: is no token id", id="allowed outside"),
+        pytest.param({"stop_token_ids": [10**30]}, "stop_token_ids: 1" + "0" * 30, id="a stop far outside"),
+        pytest.param(
+            {"bad_words_token_ids": [[]]}, "bad_words_token_ids: (): an empty sequence is in", id="empty word"
+        ),
+        pytest.param({"temperature": "\ud800"}, "temperature: '\\ud800': is no Unicode text", id="a torn character"),
+        pytest.param({"stop": ["a", "\ud800"]}, "stop: '\\ud800': is no Unicode text", id="a torn stop"),
+        pytest.param({"structure": "\ud800"}, "structure: '\\ud800': is no Unicode text", id="a torn structure"),
+        pytest.param({"structure": regex("\ud800")}, "structure: '\\ud800': is no Unicode text", id="a torn regex"),
+        pytest.param({"structure": {}}, "structure: {}: must be a Structure: its kind one of json, ", id="no kind"),
+        pytest.param({"structure": regex({"type": "object"})}, "its value text", id="a structure of no text"),
+        pytest.param({"structure": Structure(kind="bogus")}, "must be a Structure: its kind", id="an unknown kind"),
         pytest.param({"ignore_eos": 1}, "ignore_eos: 1: must be true or false", id="a number for a bool"),
     ],
 )
@@ -217,6 +254,16 @@ def test_a_prompt_may_only_be_scored(llm):
     assert (result.outputs[0].token_ids, result.outputs[0].finish_reason) == ([], "length")
 
 
+def test_a_prompt_that_fills_the_window_may_only_be_scored(llm):
+    params = SamplingParams(max_tokens=0, prompt_logprobs=1)
+    assert len(llm.generate([[5] * 512], params)[0].prompt_logprobs) == 512
+
+
+def test_rows_of_an_array_are_prompts(llm):
+    results = llm.generate(np.array([[5, 6], [7, 8]]), GREEDY)
+    assert [r.prompt_token_ids for r in results] == [[5, 6], [7, 8]]
+
+
 def test_a_structured_answer(llm):
     wanted = SamplingParams(structure=Structure(kind="choice", value='["yes", "no"]'), max_tokens=20, seed=1)
     results = llm.generate([[5], [6], [7]], wanted)
@@ -276,6 +323,41 @@ def test_an_exception_in_the_middle_leaves_the_engine_usable(llm, monkeypatch):
             llm.generate([[5] * 30, [6] * 50], GREEDY)
     assert llm.stats.running == 0
     assert llm.generate([5, 6, 7], GREEDY)[0].outputs == expected
+
+
+@pytest.mark.parametrize(
+    ("owner", "method"),
+    [
+        pytest.param(EngineCore, "add", id="while requests are taken in"),
+        pytest.param(BlockTables, "_log", id="while blocks are handed out"),
+        pytest.param(Scheduler, "settle", id="while tokens are taken down"),
+    ],
+)
+def test_ctrl_c_waits_for_the_end_of_a_step(llm, monkeypatch, owner, method):
+    expected = llm.generate([5, 6, 7], GREEDY)[0].outputs
+    plain, ended = getattr(owner, method), []
+
+    def interrupted(*args, **kwargs):
+        os.kill(os.getpid(), signal.SIGINT)
+        result = plain(*args, **kwargs)
+        ended.append(method)
+        return result
+
+    handler = signal.getsignal(signal.SIGINT)
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, method, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate([[5] * 30, [6] * 50], greedy(max_tokens=400))
+    assert ended
+    assert signal.getsignal(signal.SIGINT) is handler
+    assert (llm.stats.blocks_used, llm._core._open) == (0, {})
+    assert llm.generate([5, 6, 7], GREEDY)[0].outputs == expected
+
+
+def test_a_thread_of_the_callers_may_generate(llm):
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        found = pool.submit(llm.generate, [5, 6, 7], GREEDY).result()
+    assert found[0].outputs == llm.generate([5, 6, 7], GREEDY)[0].outputs
 
 
 def test_a_failing_forward_is_told_and_leaves_the_engine_usable(llm, monkeypatch):

@@ -55,11 +55,17 @@ class EngineCore:
         except RequestRefused as error:
             return [_error(request.request_id, 0, str(error), error.kind)]
         entry = self._open[request.request_id] = OpenRequest(request)
-        if request.params.structure is None:
-            self._scheduler.admit(request)
-        else:
-            entry.compilation = self._compiler.compile(request.params.structure)
-            self._compiling[request.request_id] = entry
+        try:
+            if request.params.structure is None:
+                self._scheduler.admit(request)
+            else:
+                entry.compilation = self._compiler.compile(request.params.structure)
+                self._compiling[request.request_id] = entry
+        except BaseException:  # an interrupt, too: nobody could end what neither waits nor is compiled
+            del self._open[request.request_id]
+            self._compiling.pop(request.request_id, None)
+            self._scheduler.abort(request.request_id)
+            raise
         return []
 
     def abort(self, message: AbortRequest) -> list[SequenceOutput]:

@@ -6,19 +6,26 @@ import math
 import operator
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import msgspec
 
 from pagetide_spec.errors import SettingError
 
-from .messages import Ready, SamplingParams
+from .messages import Ready, SamplingParams, Structure
 
 # OpenAI allows 20 alternatives a token; more is a matter of message size only, and vLLM's users ask for more.
 MAX_LOGPROBS = 100
 MAX_TEMPERATURE = 1000.0
 MAX_STOPS = 64
 MAX_SEED = 2**63
+
+NO_UNICODE = "is no Unicode text: it holds half of a surrogate pair"
+_TYPES = get_type_hints(SamplingParams)
+_KINDS = get_args(get_type_hints(Structure)["kind"])
+_STRUCTURE = f"must be a Structure: its kind one of {', '.join(_KINDS)}, its value text"
+# Where one text stands for a tuple of one, and None for an empty tuple.
+_LENIENT = ("stop", "bad_words", "stop_token_ids")
 
 
 def well_typed(params: SamplingParams) -> SamplingParams:
@@ -31,36 +38,67 @@ def well_typed(params: SamplingParams) -> SamplingParams:
     """
     if type(params) is not SamplingParams:
         raise SettingError("params", params, "must be SamplingParams")
-    values = {name: plain_number(getattr(params, name)) for name in params.__struct_fields__}
-    for name in ("stop", "bad_words", "stop_token_ids", "logit_bias"):
-        if values[name] is None:
-            del values[name]
-        elif isinstance(values[name], str):
-            values[name] = (values[name],)
+    return SamplingParams(**{name: _converted(name, getattr(params, name)) for name in params.__struct_fields__})
+
+
+def _converted(name: str, given: Any) -> Any:
+    """The value of one parameter as its declared type.
+
+    Raises:
+        SettingError: it cannot be one.
+    """
+    value = plain_number(given)
+    if name in _LENIENT:
+        value = () if value is None else (value,) if isinstance(value, str) else value
+    if name == "logit_bias" and value is None:
+        value = {}
+    if isinstance(value, Structure):  # a constructor has not looked at it
+        value = msgspec.structs.asdict(value)
     try:
-        return msgspec.convert(values, SamplingParams)
+        found = msgspec.convert(value, _TYPES[name])
+    except UnicodeError:
+        raise SettingError(name, given, NO_UNICODE) from None
     except msgspec.ValidationError as error:
-        name, problem = _described(str(error))
-        raise SettingError(name, values[name], problem) from None
+        raise SettingError(name, given, _STRUCTURE if name == "structure" else _described(str(error))) from None
+    for text in found if name in ("stop", "bad_words") else (found.value,) if name == "structure" and found else ():
+        check_text(text, name)
+    return found
 
 
 def plain_number(value: Any) -> Any:
     """A number of another library (numpy's, say) as Python's own; anything else as it is."""
     if isinstance(value, float):
         return float(value)
-    return value if isinstance(value, bool) or not hasattr(value, "__index__") else operator.index(value)
+    if isinstance(value, bool):
+        return value
+    try:
+        return operator.index(value)
+    except TypeError:  # no whole number; an array has the method, too
+        return value
 
 
-def _described(message: str) -> tuple[str, str]:
-    """(parameter, problem) of msgspec's message, such as "Expected `int | null`, got `str` - at `$.seed`"."""
+def check_text(text: str, field: str) -> None:
+    """Refuse text that cannot be written as UTF-8.
+
+    Raises:
+        SettingError: names the field.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise SettingError(field, text, NO_UNICODE) from None
+
+
+def _described(message: str) -> str:
+    """What is wrong, from msgspec's message, such as "Expected `int | null`, got `str` - at `$[...]`"."""
+    if "out of range" in message:
+        return "must hold in a number of double precision, which ends at 1.8e308"
     wanted = re.search(r"Expected `([^`]*)`", message)
-    place = re.search(r"(`key` in `)?\$\.(\w+)(\[)?", message)
     assert wanted, message
-    assert place, message
     words = " or ".join(_TYPE_WORDS.get(t, t) for t in wanted[1].split(" | "))
-    if place[1]:
-        return place[2], f"its keys must be {words}"
-    return place[2], f"its entries must be {words}" if place[3] else f"must be {words}"
+    if "`key` in" in message:
+        return f"its keys must be {words}"
+    return f"its entries must be {words}" if "`$[" in message else f"must be {words}"
 
 
 _TYPE_WORDS = {
@@ -82,20 +120,21 @@ def check_params(params: SamplingParams, ready: Ready) -> SamplingParams:
     return params
 
 
-def check_prompt(token_ids: Sequence[int], ready: Ready, field: str = "prompt") -> None:
-    """Refuse a prompt that the model cannot read.
+def check_prompt(token_ids: Sequence[int], ready: Ready, field: str = "prompt", scored_only: bool = False) -> None:
+    """Refuse a prompt that the model cannot read; one that is to be scored only may fill the window.
 
     Raises:
         SettingError: it is empty, too long for the window (with both numbers) or holds an id outside the vocabulary.
     """
     if not token_ids:
         raise SettingError(field, list(token_ids), "is empty; give at least one token")
-    if len(token_ids) >= ready.max_model_len:
+    if len(token_ids) + (0 if scored_only else 1) > ready.max_model_len:
+        way_out = "shorten it" if scored_only else "shorten it so that at least one token can be generated"
         raise SettingError(
             field,
             f"{len(token_ids)} tokens",
             f"the model's window is {ready.max_model_len} tokens (max_model_len), the prompt has {len(token_ids)}; "
-            "shorten it so that at least one token can be generated",
+            f"{way_out}",
         )
     check_token_ids(token_ids, ready.vocab_size, field)
 
@@ -147,6 +186,8 @@ def _check_lists(params: SamplingParams, vocab_size: int) -> None:
     for token_id, bias in params.logit_bias.items():
         _range(f"logit_bias[{token_id}]", bias, -100.0, 100.0)
     for word in params.bad_words_token_ids:
+        if not word:
+            raise SettingError("bad_words_token_ids", word, "an empty sequence is in every text; leave it out")
         check_token_ids(word, vocab_size, "bad_words")
     for name in ("stop", "bad_words"):
         if len(getattr(params, name)) > MAX_STOPS:

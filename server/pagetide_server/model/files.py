@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pagetide_spec.config import EngineConfig
-from pagetide_spec.errors import PagetideError, SettingError
+from pagetide_spec.errors import PagetideError, SettingError, shorten
 
 Progress = Callable[[str, float], None]
 
@@ -127,12 +127,21 @@ def read_json(path: Path, config: EngineConfig) -> dict[str, Any]:
     return found
 
 
-def eos_token_ids(generation: Mapping[str, Any], model: Mapping[str, Any]) -> tuple[int, ...]:
-    """Tokens that end an answer, from generation_config.json, else from config.json, or its part for text."""
-    for source in (generation, model, model.get("text_config") or {}):
+def eos_token_ids(generation: Mapping[str, Any], model: Mapping[str, Any], name: str) -> tuple[int, ...]:
+    """Tokens that end an answer, from generation_config.json, else from config.json, or its part for text.
+
+    Raises:
+        SettingError: what stands there are no token ids; `name` is the model to name.
+    """
+    part = model.get("text_config")
+    for source in (generation, model, part if isinstance(part, Mapping) else {}):
         found = source.get("eos_token_id")
         if found is not None:
-            return (found,) if isinstance(found, int) else tuple(found)
+            ids = found if isinstance(found, list | tuple) else [found]
+            if not all(type(i) is int for i in ids):
+                file = "generation_config.json" if source is generation else "config.json"
+                raise SettingError("model", name, f"the eos_token_id in {file} must be token ids, not {shorten(found)}")
+            return tuple(ids)
     return ()
 
 
@@ -146,6 +155,8 @@ def weight_files(folder: Path, config: EngineConfig) -> list[Path]:
         mapping = read_json(folder / INDEX, config).get("weight_map")
         if not isinstance(mapping, dict) or not mapping:
             raise SettingError("model", config.model, f"{INDEX} has no weight_map")
+        if strange := [n for n in mapping.values() if not isinstance(n, str)]:
+            raise SettingError("model", config.model, f"{INDEX} must name files, not {shorten(strange[0])}")
         names = sorted(set(mapping.values()))
         missing = [n for n in names if not (folder / n).is_file()]
         if missing:
@@ -175,10 +186,10 @@ def check_whole(path: Path, config: EngineConfig) -> None:
             raise SettingError("model", config.model, f"{path.name} is cut short or no safetensors file ({size} bytes)")
         try:
             header = json.loads(file.read(length))
-        except ValueError:
+            header.pop("__metadata__", None)
+            end = 8 + length + max((int(t["data_offsets"][1]) for t in header.values()), default=0)
+        except (ValueError, TypeError, LookupError, AttributeError):
             raise SettingError("model", config.model, f"{path.name} is no safetensors file") from None
-    header.pop("__metadata__", None)
-    end = 8 + length + max((t["data_offsets"][1] for t in header.values()), default=0)
     if end != size:
         raise SettingError("model", config.model, f"{path.name} has {size} bytes instead of {end}: it is cut short")
 

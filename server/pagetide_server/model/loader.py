@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from pagetide_spec.config import EngineConfig
-from pagetide_spec.errors import PagetideError, SettingError
+from pagetide_spec.errors import PagetideError, SettingError, shorten
 
 from .attention import ATTENTION_NAME, relay
 from .files import Progress, check_whole, eos_token_ids, read_json, resolve, silent, weight_files
 from .network import Layer, Shape, examine
+
+# Where the name of a weight counts the layers: model.layers.7.mlp.up_proj.weight.
+_LAYER = re.compile(r"(?<=layers)\.\d+\.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,6 +84,9 @@ def read_config(folder: Path, config: EngineConfig) -> Any:
     stated = read_json(folder / "config.json", config)
     if "model_type" not in stated:
         raise SettingError("model", config.model, "config.json names no model_type")
+    names = stated.get("architectures") or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise SettingError("model", config.model, "the architectures in config.json must be a list of names")
     if "auto_map" in stated and not config.trust_remote_code:
         from transformers import CONFIG_MAPPING
 
@@ -88,7 +95,7 @@ def read_config(folder: Path, config: EngineConfig) -> Any:
             raise SettingError("model", config.model, problem)
     try:
         return AutoConfig.from_pretrained(folder, trust_remote_code=config.trust_remote_code)
-    except (ValueError, KeyError, TypeError, OSError, AttributeError) as error:
+    except Exception as error:  # it has errors of its own for wrong values, and others come from inside its checks
         line = " ".join(str(error).split())[:200]
         raise SettingError("model", config.model, f"transformers cannot read its config.json: {line}") from error
 
@@ -108,7 +115,7 @@ def window(hf_config: Any, config: EngineConfig) -> int:
         SettingError: `max_model_len` is more than the model allows.
     """
     text = hf_config.get_text_config()
-    limit, why = getattr(text, "max_position_embeddings", None), "the model allows at most"
+    limit, why = _stated_window(text, config), "the model allows at most"
     if (steady := _steady_positions(text)) is not None and steady < (limit or steady + 1):
         limit, why = steady, "beyond it the model's positions change with the longest sequence of a batch; at most"
     if limit is None:
@@ -117,7 +124,15 @@ def window(hf_config: Any, config: EngineConfig) -> int:
         return config.max_model_len
     if config.max_model_len is not None and config.max_model_len > limit:
         raise SettingError("max_model_len", config.max_model_len, f"{why} {limit}")
-    return config.max_model_len or int(limit)
+    return config.max_model_len or limit
+
+
+def _stated_window(text: Any, config: EngineConfig) -> int | None:
+    limit = getattr(text, "max_position_embeddings", None)
+    if limit is None or (type(limit) is int and limit > 0):
+        return limit
+    problem = f"the max_position_embeddings in its config.json must be a whole number above 0, not {shorten(limit)}"
+    raise SettingError("model", config.model, problem)
 
 
 def _steady_positions(text: Any) -> int | None:
@@ -178,10 +193,10 @@ def _load_weights(folder: Path, config: EngineConfig, dtype: torch.dtype, device
             use_safetensors=True,
             local_files_only=True,
         )
-    except (ValueError, RuntimeError, OSError, KeyError) as error:
+    except Exception as error:  # also of a library that a kind of quantization needs
         line = " ".join(str(error).split())[:300]
         raise PagetideError(f"model: {config.model!r}: loading its weights failed: {line}") from error
-    _check_complete(info, config)
+    _check_complete(info, network, config)
     if shape.relayed:
         relay(network)
     network = network.to(device).eval().requires_grad_(False)
@@ -190,13 +205,24 @@ def _load_weights(folder: Path, config: EngineConfig, dtype: torch.dtype, device
     return network
 
 
-def _check_complete(info: dict[str, Any], config: EngineConfig) -> None:
+def _check_complete(info: dict[str, Any], network: Any, config: EngineConfig) -> None:
     missing = sorted(info["missing_keys"])
     others = sorted(key[0] if isinstance(key, tuple) else key for key in info["mismatched_keys"])
-    for names, what in ((missing, "are missing in its weights"), (others, "have another size than config.json says")):
+    surplus = _surplus_layers(info["unexpected_keys"], [name for name, _ in network.named_parameters()])
+    for names, what in (
+        (missing, "are missing in its weights"),
+        (others, "have another size than config.json says"),
+        (surplus, "belong to layers that config.json does not count"),
+    ):
         if names:
             some = ", ".join(names[:3]) + (" ..." if len(names) > 3 else "")
             raise SettingError("model", config.model, f"{len(names)} tensors {what}: {some}")
+
+
+def _surplus_layers(unexpected: Iterable[str], own: Iterable[str]) -> list[str]:
+    """Weights of further layers of a stack that the network has; those of other parts, such as vision, are no fault."""
+    stacks = {_LAYER.split(name)[0] for name in own if _LAYER.search(name)}
+    return sorted(name for name in unexpected if _LAYER.search(name) and _LAYER.split(name)[0] in stacks)
 
 
 def _own_weights(network: Any) -> None:
@@ -212,4 +238,4 @@ def _own_weights(network: Any) -> None:
 def _eos_token_ids(folder: Path, hf_config: Any, config: EngineConfig) -> tuple[int, ...]:
     """Ids that end an answer; transformers' configuration has the defaults of the model's kind, too."""
     path = folder / "generation_config.json"
-    return eos_token_ids(read_json(path, config) if path.is_file() else {}, hf_config.to_dict())
+    return eos_token_ids(read_json(path, config) if path.is_file() else {}, hf_config.to_dict(), config.model)

@@ -151,6 +151,8 @@ def _checked_layers(recorder: _Recorder, hf_config: Any, config: EngineConfig, k
     if recorder.faults:
         raise _refused(config, kind, recorder.faults[0])
     count = text.num_hidden_layers
+    if not count:
+        raise _refused(config, kind, "its config.json says that it has no layers")
     if sorted(recorder.layers) != list(range(count)):
         raise _refused(config, kind, f"only {len(recorder.layers)} of its {count} layers use the attention interface")
     for index, name in enumerate(getattr(text, "layer_types", None) or ()):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -16,11 +15,11 @@ from pagetide_spec.config import EngineConfig
 from pagetide_spec.errors import SettingError
 
 from . import convert
+from .settings import NAMED_TOKENS, read_json, read_settings, templates
 from .vocabulary import Vocabulary
 
 # In how many forms a bad word is looked for: as written, bare, and behind a space.
 FORMS = 3
-NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 class Tokenizer:
@@ -52,7 +51,7 @@ class Tokenizer:
         self.eos_token_ids = frozenset(eos_token_ids) | ({own} if own is not None else frozenset())
         self.vocab_size = self._vocabulary.size
         self.special_ids = self._vocabulary.special_ids
-        self.chat_templates = _templates(settings.get("chat_template"))
+        self.chat_templates = templates(settings.get("chat_template"))
 
     @classmethod
     def load(cls, config: EngineConfig) -> Tokenizer:
@@ -83,8 +82,9 @@ class Tokenizer:
         from ..model.files import eos_token_ids
 
         try:
-            eos = eos_token_ids(_json(folder / "generation_config.json"), _json(folder / "config.json"))
-            return cls(_backend(folder, field, trust_remote_code), _settings(folder), eos)
+            generation, model = read_json(folder / "generation_config.json"), read_json(folder / "config.json")
+            eos = eos_token_ids(generation, model, str(folder))
+            return cls(_backend(folder, field, trust_remote_code), read_settings(folder), eos)
         except SettingError as error:
             raise error.renamed(field) from error
 
@@ -197,38 +197,3 @@ def _frame(backend: Backend, settings: Mapping[str, Any], named: Mapping[str, st
         single=single, pair=[*single, *("$B:1" if part == "$A" else f"{part}:1" for part in single)],
         special_tokens=special,
     )  # fmt: skip
-
-
-def _templates(found: Any) -> dict[str, str]:
-    """Chat templates by name; files hold one text, or a list of named ones."""
-    if not found:
-        return {}
-    if isinstance(found, str):
-        return {"default": found}
-    if isinstance(found, Mapping):
-        return dict(found)
-    return {entry["name"]: entry["template"] for entry in found}
-
-
-def _settings(folder: Path) -> dict[str, Any]:
-    """tokenizer_config.json, with older files' special tokens and the chat templates that lie beside it."""
-    settings = _json(folder / "special_tokens_map.json") | _json(folder / "tokenizer_config.json")
-    single = folder / "chat_template.jinja"
-    more = sorted((folder / "additional_chat_templates").glob("*.jinja"))
-    templates = _templates(_json(folder / "chat_template.json").get("chat_template") or settings.get("chat_template"))
-    if single.is_file():
-        templates["default"] = single.read_text(encoding="utf-8")
-    templates |= {path.stem: path.read_text(encoding="utf-8") for path in more}
-    return settings | {"chat_template": templates}
-
-
-def _json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise SettingError("model", str(path.parent), f"{path.name} is no JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise SettingError("model", str(path.parent), f"{path.name} must hold a JSON object")
-    return content

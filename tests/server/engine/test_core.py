@@ -596,6 +596,29 @@ def test_each_answer_has_a_matcher_of_its_own_that_survives_preemption(harness):
     assert [m.seen for m in matchers] == [[5, 6, 7], [5, 6, 7]]
 
 
+@pytest.mark.parametrize(
+    ("owner", "method", "structure"),
+    [
+        pytest.param(Scheduler, "_answer", None, id="before it is queued"),
+        pytest.param(FakeCompiler, "compile", CHOICE, id="before it is compiled"),
+    ],
+)
+def test_a_request_that_was_not_quite_taken_in_is_forgotten(harness, monkeypatch, owner, method, structure):
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    made = harness()
+    made.compiler.answer = "ready"
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, method, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            made.add("a", structure=structure, max_tokens=1)
+    made.check_empty()
+    made.add("a", structure=structure, max_tokens=1)
+    made.run()
+    assert made.ends() == {("a", 0): "length"}
+
+
 def test_close_ends_the_compiler_and_tells_what_prompts_had_in_common(harness, caplog):
     caplog.set_level("INFO", "pagetide_server")
     made = harness()

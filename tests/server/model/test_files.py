@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
+import struct
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -66,6 +68,11 @@ def own_code(folder: Path) -> None:
     (folder / "own.py").write_text("raise SystemExit('this code must not run')\n")
 
 
+def stated(name: str, value: object, problem: str) -> Any:
+    """A folder whose config.json says something else."""
+    return pytest.param(lambda f: edit_json(f / "config.json", **{name: value}), problem, id=f"{name} is {value}")
+
+
 FAULTS = [
     pytest.param(lambda f: (f / "config.json").unlink(), "has no config.json", id="no config.json"),
     pytest.param(lambda f: (f / "config.json").write_text("{"), "config.json cannot be read", id="broken config.json"),
@@ -87,6 +94,29 @@ FAULTS = [
         lambda f: edit_json(f / "config.json", intermediate_size=32),
         "9 tensors have another size than config.json says",
         id="weights of another size",
+    ),
+    stated("num_hidden_layers", 2, "9 tensors belong to layers that config.json does not count: model.layers.2."),
+    stated("num_hidden_layers", 0, "it has no layers"),
+    stated("hidden_size", 63, "not a multiple"),
+    stated("hidden_size", "x", "expected int"),
+    stated("num_attention_heads", 0, "cannot read its config.json"),
+    stated("max_position_embeddings", "a", "expected int"),
+    stated("max_position_embeddings", -5, "max_position_embeddings in its config.json must be a whole number above 0"),
+    stated("eos_token_id", [[1]], "eos_token_id"),
+    stated("architectures", 5, "the architectures in config.json must be a list of names"),
+    stated("quantization_config", {"quant_method": "awq"}, "loading its weights failed: Loading an AWQ"),
+    pytest.param(
+        lambda f: (f / "generation_config.json").write_text('{"eos_token_id": [1, "a"]}'),
+        "the eos_token_id in generation_config.json must be token ids, not [1, 'a']",
+        id="an end token that is text",
+    ),
+    pytest.param(
+        lambda f: (f / INDEX).write_text('{"weight_map": {"a": 5}}'), f"{INDEX} must name files, not 5", id="no file"
+    ),
+    pytest.param(
+        lambda f: (f / "model.safetensors").write_bytes(struct.pack("<Q", 7) + b'{"a":5}'),
+        "model.safetensors is no safetensors file",
+        id="a header of another kind",
     ),
 ]
 

@@ -201,6 +201,40 @@ def test_a_broken_file_is_named(folder: Callable[..., Path], name: str) -> None:
         Tokenizer.from_folder(path)
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        pytest.param("generation_config.json", {"eos_token_id": "x"}, id="an end token that is text"),
+        pytest.param("tokenizer_config.json", {"chat_template": 5}, id="a number as template"),
+        pytest.param("tokenizer_config.json", {"chat_template": {"a": 5}}, id="a number among templates"),
+        pytest.param("tokenizer_config.json", {"chat_template": [{"name": "a"}]}, id="a name without a template"),
+        pytest.param("tokenizer_config.json", {"added_tokens_decoder": 5}, id="a number for tokens"),
+        pytest.param("tokenizer_config.json", {"added_tokens_decoder": {"x": {}}}, id="an id that is text"),
+        pytest.param("tokenizer_config.json", {"added_tokens_decoder": {"1": {}}}, id="a token without text"),
+        pytest.param("tokenizer_config.json", {"eos_token": {"a": 1}}, id="a named token without text"),
+        pytest.param("tokenizer_config.json", {"add_bos_token": "x"}, id="text for a bool"),
+        pytest.param("special_tokens_map.json", {"eos_token": 5}, id="a number for a token"),
+        pytest.param("chat_template.json", {"chat_template": 5}, id="a number as the only template"),
+    ],
+)
+def test_a_wrong_value_is_told_with_folder_and_file(
+    folder: Callable[..., Path], name: str, content: dict[str, Any]
+) -> None:
+    path = folder()
+    (path / name).write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(SettingError) as caught:
+        Tokenizer.from_folder(path)
+    assert caught.value.value == str(path)
+    assert name in caught.value.problem
+
+
+def test_a_template_that_is_no_utf8_is_told(folder: Callable[..., Path]) -> None:
+    path = folder()
+    (path / "chat_template.jinja").write_bytes(b"\xff")
+    with pytest.raises(SettingError, match=r"model: .*: chat_template.jinja cannot be read"):
+        Tokenizer.from_folder(path)
+
+
 def test_older_files_are_converted(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}', encoding="utf-8")
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}', encoding="utf-8")
