@@ -12,10 +12,10 @@ from .distribution import Draw, Drawer
 from .logprobs import token_logprobs
 from .masks import mask_logits
 from .messages import SamplingParams, TokenLogprobs
+from .noise import Noise
 from .penalties import adjust, changes_logits
 from .roles import RequestFault
 from .sequence import Sequence
-from .uniform import Uniform
 
 # At this temperature a difference of 0.1 between two logits makes one token e^100 times as likely as the other.
 GREEDY_TEMPERATURE = 1e-3
@@ -58,7 +58,7 @@ class Sampler:
         """
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
-        self._drawer = Drawer(vocab_size, torch.device(device), Uniform(seed))
+        self._drawer = Drawer(vocab_size, torch.device(device), Noise(vocab_size, torch.device(device), seed))
 
     @torch.inference_mode()
     def sample(self, logits: torch.Tensor, sequences: list[Sequence]) -> Sampled:

@@ -387,3 +387,23 @@ def test_a_model_without_an_end_token_has_no_structured_answers(byte_level: Toke
     with pytest.raises(StructureError, match="no end token"):
         compiler.compile(Structure(kind="json_object")).result()
     compiler.close()
+
+
+class Spelling:
+    """A vocabulary in which `<bos>` is one token, and its letters are none."""
+
+    vocab_size, eos_token_ids, special_ids = 3, frozenset({2}), frozenset({1, 2})
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return [0] * text.startswith("x") + [1] * text.endswith("<bos>")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return (b"x", b"<bos>", b"<eos>")[token_id]
+
+
+@pytest.mark.parametrize("text", ["<bos>", "x<bos>"])
+def test_a_text_that_the_vocabulary_cannot_spell_is_refused(text: str) -> None:
+    compiler = StructureCompiler(Spelling())
+    with pytest.raises(StructureError, match="no answer can have this structure"):
+        compiler.compile(Structure(kind="choice", value=json.dumps([text]))).result()
+    compiler.close()
