@@ -359,10 +359,10 @@ def test_an_exception_while_blocks_are_told_of_loses_none(llm, monkeypatch):
         if blocks:
             raise KeyboardInterrupt
 
+    llm._core.add(AddRequest(request_id="a", prompt_token_ids=[5, 6, 7], params=GREEDY, arrival=0.0))
     with monkeypatch.context() as patch:
         patch.setattr(BlockTables, "_log", broken)
         with pytest.raises(KeyboardInterrupt):
-            llm._core.add(AddRequest(request_id="a", prompt_token_ids=[5, 6, 7], params=GREEDY, arrival=0.0))
             llm._core.step()
     assert llm.stats.blocks_used == 1
     llm._core.abort(AbortRequest("a"))
