@@ -16,7 +16,7 @@ import pytest
 
 from pagetide_server import LLM, SamplingParams
 from pagetide_server.engine.core import EngineCore
-from pagetide_server.engine.messages import Structure
+from pagetide_server.engine.messages import AbortRequest, AddRequest, Structure
 from pagetide_server.engine.scheduler import Scheduler
 from pagetide_server.engine.tables import BlockTables
 from pagetide_server.results import GenerationError
@@ -352,6 +352,21 @@ def test_ctrl_c_waits_for_the_end_of_a_step(llm, monkeypatch, owner, method):
     assert signal.getsignal(signal.SIGINT) is handler
     assert (llm.stats.blocks_used, llm._core._open) == (0, {})
     assert llm.generate([5, 6, 7], GREEDY)[0].outputs == expected
+
+
+def test_an_exception_while_blocks_are_told_of_loses_none(llm, monkeypatch):
+    def broken(tables, event, sequence, blocks):
+        if blocks:
+            raise KeyboardInterrupt
+
+    llm._core.add(AddRequest(request_id="a", prompt_token_ids=[5, 6, 7], params=GREEDY, arrival=0.0))
+    with monkeypatch.context() as patch:
+        patch.setattr(BlockTables, "_log", broken)
+        with pytest.raises(KeyboardInterrupt):
+            llm._core.step()
+    assert llm.stats.blocks_used == 1
+    llm._core.abort(AbortRequest("a"))
+    assert (llm.stats.blocks_used, llm._core._open) == (0, {})
 
 
 def test_a_thread_of_the_callers_may_generate(llm):

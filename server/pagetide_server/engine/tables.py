@@ -99,16 +99,16 @@ class BlockTables:
         """
         copies = []
         new = self._allocate(self.device, self.missing(sequence, length))
-        self._log("allocate", sequence, new)
         if self._writes_shared(sequence):
             index = sequence.computed // self.config.block_size
-            shared, own = sequence.blocks[index], new[0]
-            copies.append((shared, own))
-            sequence.blocks[index] = own
-            self.device.release([shared])
-            self._log("release", sequence, [shared])
-            new = new[1:]
-        sequence.blocks += new
+            copies.append((sequence.blocks[index], new[0]))
+            sequence.blocks[index] = new[0]
+        sequence.blocks += new[len(copies) :]
+        shared = [block for block, _ in copies]
+        self.device.release(shared)
+        # Told last: whatever the listener does, the blocks have their owner.
+        self._log("allocate", sequence, new)
+        self._log("release", sequence, shared)
         return copies
 
     def fork(self, sequence: seqs.Sequence, sibling: seqs.Sequence) -> None:
