@@ -209,13 +209,20 @@ def _checked(field: dataclasses.Field[Any], value: Any) -> Any:
     if value is None and optional:
         return None
     if base is float and type(value) is int:
-        value = float(value)
+        value = _as_float(field.name, value)
     if type(value) is not base:
         raise SettingError(field.name, value, f"must be {_TYPE_WORDS[base]}")
     if choices is not None and value not in choices:
         raise SettingError(field.name, value, f"must be one of {', '.join(map(str, choices))}")
     _check_limits(field.name, value, setting_of(field))
     return value
+
+
+def _as_float(name: str, value: int) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        raise SettingError(name, value, "is too large a number") from None
 
 
 def _check_limits(name: str, value: Any, limits: Setting) -> None:

@@ -43,6 +43,11 @@ def parsed(*argv: str) -> dict[str, str | None]:
             "gpu_memory_utilization: nan: must be a finite number",
             id="not a number",
         ),
+        pytest.param(
+            {"swap_space_gib": 10**400},
+            f"swap_space_gib: 1{'0' * 76}...: is too large a number",
+            id="more than a fraction can hold",
+        ),
         pytest.param({"block_size": 17}, "block_size: 17: must be one of 8, 16, 32", id="not among the choices"),
         pytest.param({"dtype": "fp8"}, "dtype: 'fp8': must be one of auto, float32, float16, bfloat16", id="a word"),
         pytest.param({"max_num_seqs": "8"}, "max_num_seqs: '8': must be a whole number", id="text for a number"),

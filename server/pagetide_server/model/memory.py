@@ -141,8 +141,8 @@ def _more_of_the_gpu(utilization: float, missing: int, device_bytes: int) -> str
     share = math.ceil((utilization + missing / device_bytes) * 100) / 100
     if share <= 1:
         return f"set it to at least {share:g}"
-    gib = (device_bytes * utilization + missing) / GIB
-    return f"set it to 1 on a GPU of at least {gib:.1f} GiB, or lower max_num_batched_tokens to save activations"
+    gib = math.ceil((device_bytes * utilization + missing) / GIB * 10) / 10
+    return f"set it to 1 on a GPU of at least {gib:g} GiB, or lower max_num_batched_tokens to save activations"
 
 
 def swap_blocks(config: EngineConfig, block_bytes: int, available: int, on_gpu: bool) -> int:

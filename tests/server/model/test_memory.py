@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import torch
 from pagetide_server.model import memory
 from pagetide_server.model.host_memory import available_bytes
 from pagetide_server.model.loader import LoadedModel
-from pagetide_server.model.memory import bytes_per_token, check_room, cpu_room, kv_blocks, swap_blocks
+from pagetide_server.model.memory import _more_of_the_gpu, bytes_per_token, check_room, cpu_room, kv_blocks, swap_blocks
 from pagetide_server.model.network import Layer
 from pagetide_server.model.profile import greatest_step
 from pagetide_server.model.runner import Runner
@@ -134,6 +135,14 @@ def test_no_room_on_a_gpu_names_its_share() -> None:
         "4096 tokens need 0.25 GiB of KV cache, but there is room for 1600 tokens; set it to at least 0.92, "
         "or max_model_len to at most 1600"
     )
+
+
+@pytest.mark.parametrize("missing", [13 << 20, 27 << 20, 41 << 20, 77 << 20])
+def test_the_advised_gpu_is_large_enough(missing: int) -> None:
+    device = 700 << 20
+    said = re.search(r"at least ([\d.]+) GiB", _more_of_the_gpu(1.0, missing, device))
+    assert said
+    assert float(said[1]) * GIB >= device + missing
 
 
 def test_no_room_on_any_share_of_a_gpu_says_how_large_it_must_be() -> None:
