@@ -248,7 +248,8 @@ def test_an_early_ctrl_c_is_quiet(command, run, manifest, until, tmp_path):
     what = manifest("a") if command == "up" else str(tmp_path / "model")
     one = run("-X", "importtime", "-m", "pagetide_cli.main", command, "--port=0", what)
     until(lambda: "pagetide_spec" in one.text)  # its imports have begun: no handler is set yet
-    assert one.end(signal.SIGINT, seconds=60) in (0, 2, 130), one.text
+    # Before Python has a handler of its own the signal itself ends the process.
+    assert one.end(signal.SIGINT, seconds=60) in (0, 2, 130, -signal.SIGINT), one.text
     assert "Traceback" not in one.text
     assert one.left_over() == []
 

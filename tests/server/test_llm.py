@@ -325,6 +325,14 @@ def test_an_exception_in_the_middle_leaves_the_engine_usable(llm, monkeypatch):
     assert llm.generate([5, 6, 7], GREEDY)[0].outputs == expected
 
 
+@pytest.fixture
+def interruptible():
+    """SIGINT raises KeyboardInterrupt, also where the tests run in the background, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize(
     ("owner", "method"),
     [
@@ -333,7 +341,7 @@ def test_an_exception_in_the_middle_leaves_the_engine_usable(llm, monkeypatch):
         pytest.param(Scheduler, "settle", id="while tokens are taken down"),
     ],
 )
-def test_ctrl_c_waits_for_the_end_of_a_step(llm, monkeypatch, owner, method):
+def test_ctrl_c_waits_for_the_end_of_a_step(llm, monkeypatch, interruptible, owner, method):
     expected = llm.generate([5, 6, 7], GREEDY)[0].outputs
     plain, ended = getattr(owner, method), []
 

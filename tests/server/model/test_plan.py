@@ -122,7 +122,7 @@ def test_the_table_says_that_windows_save_nothing(tiny_model: Tiny, capsys: pyte
         pytest.param(
             ["TINY", "--device-memory=100MiB"],
             "gpu_memory_utilization: 0.9: 512 tokens need 0.001 GiB of KV cache, but there is room for 0 tokens; set "
-            "it to 1 on a GPU of at least 0.7 GiB, or lower max_num_batched_tokens",
+            "it to 1 on a GPU of at least 0.8 GiB, or lower max_num_batched_tokens",
             id="no room",
         ),
         pytest.param(
