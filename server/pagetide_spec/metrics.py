@@ -41,7 +41,6 @@ def _histogram(name: str, help: str, buckets: tuple[float, ...]) -> Metric:
     return Metric(name, "histogram", help, (), buckets)
 
 
-BLOCK_STATES = ("free", "cached", "used", "swapped")
 FINISH_REASONS = ("stop", "length", "abort", "error")
 
 SERVER_METRICS: dict[str, Metric] = {
