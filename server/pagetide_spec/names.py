@@ -32,6 +32,12 @@ ANNOTATION_APPLIED = f"{GROUP}/applied"
 ANNOTATION_FINGERPRINT = f"{GROUP}/fingerprint"
 ANNOTATION_TEMPLATE = f"{GROUP}/template"
 ANNOTATION_TEMPLATE_HASH = f"{GROUP}/template-hash"
+# On a pod that is to leave: since when. The gateway sends it nothing new; the operator removes it once its streams ended.
+ANNOTATION_DRAINING = f"{GROUP}/draining"
+# On a service: when a gateway last held a request for want of a replica. It wakes a service that sleeps at zero.
+ANNOTATION_WAKE = f"{GROUP}/wake-requested"
+# Kubernetes' own: of the pods of a ReplicaSet, the one with the least cost is deleted first.
+ANNOTATION_DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 APP_NAME = "pagetide"
 
 # A Service's name is a DNS label (RFC 1123).

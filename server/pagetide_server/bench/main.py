@@ -16,6 +16,7 @@ from typing import Any
 import uvloop
 
 from pagetide_spec.errors import PagetideError, SettingError
+from pagetide_spec.traces import Row, read
 
 from . import report
 from .connection import Client
@@ -27,7 +28,6 @@ from .prompts import Prompts, body
 from .scrape import queue_time
 from .shapes import Mix, Shape, closed, made_up, poisson, replayed, within
 from .target import Model, Target
-from .trace import Row, read
 
 log = logging.getLogger(__name__)
 EXIT_FAILED, EXIT_SETTING, EXIT_INTERRUPTED = 1, 2, 130

@@ -7,7 +7,7 @@ import itertools
 import random
 from collections.abc import Iterable, Iterator
 
-from .trace import BLOCK_TOKENS, Row
+from pagetide_spec.traces import BLOCK_TOKENS, Row
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

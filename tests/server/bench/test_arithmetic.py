@@ -17,8 +17,8 @@ from pagetide_server.bench.shapes import Lengths, Mix, Shape, closed, lengths, m
 from pagetide_server.bench.slo import slo
 from pagetide_server.bench.stream import Reply
 from pagetide_server.bench.target import Model, TargetError, chosen
-from pagetide_server.bench.trace import Row, parse
 from pagetide_spec.errors import SettingError
+from pagetide_spec.traces import Row, parse
 
 # ---- arrivals and shapes
 

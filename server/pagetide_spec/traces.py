@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from pagetide_spec.errors import SettingError
+from .errors import SettingError
 
 AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 # One id of `hash_ids` stands for so many tokens of the prompt.
