@@ -32,7 +32,8 @@ ANNOTATION_APPLIED = f"{GROUP}/applied"
 ANNOTATION_FINGERPRINT = f"{GROUP}/fingerprint"
 ANNOTATION_TEMPLATE = f"{GROUP}/template"
 ANNOTATION_TEMPLATE_HASH = f"{GROUP}/template-hash"
-# On a pod that is to leave: since when. The gateway sends it nothing new; the operator removes it once its streams ended.
+# On a pod that is to leave: since when. The gateway sends it nothing new; the operator removes it once its streams
+# ended.
 ANNOTATION_DRAINING = f"{GROUP}/draining"
 # On a service: when a gateway last held a request for want of a replica. It wakes a service that sleeps at zero.
 ANNOTATION_WAKE = f"{GROUP}/wake-requested"
