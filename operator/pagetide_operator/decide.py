@@ -15,7 +15,7 @@ from .desired import Platform, children, wanted_replicas
 from .failures import REASONS, Failure
 from .plan import Key, Plan, Settled, plan
 from .rollout import choose_rollout, waits_for_device
-from .status import ONE_BY_ONE, Children, Status, changes, condition_of, invalid_status, service_status
+from .status import ONE_BY_ONE, Children, Status, Verdict, changes, condition_of, invalid_status, service_status
 from .times import timestamp
 
 Object = Mapping[str, Any]
@@ -25,11 +25,12 @@ _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 
 @dataclasses.dataclass(frozen=True)
 class Seen:
-    """What one decision is made from. `capacities`: of pods, by uid."""
+    """What one decision is made from. `capacities`: of pods, by uid; `scaling`: the autoscaler's conditions."""
 
     resource: Object
     children: Sequence[Object]
     capacities: Mapping[str, Capacity] = dataclasses.field(default_factory=dict)
+    scaling: Sequence[Verdict] = ()
 
     @property
     def deployment(self) -> Object | None:
@@ -88,7 +89,7 @@ def status_changes(
     else:
         wanted = wanted_replicas(service, before)
         found = Children(seen.deployment, seen.pods, total(seen.pods, seen.capacities))
-        after = service_status(service, before, found, wanted, trouble, time)
+        after = service_status(service, before, found, wanted, trouble, time, seen.scaling)
     return changes(before, after)
 
 

@@ -21,6 +21,7 @@ import kubernetes.client
 from pagetide_spec.errors import PagetideError
 
 from . import act, telemetry
+from .autoscaling.actor import Scaler
 from .capacity import Meter, metrics_of
 from .client import ApiError, Client
 from .desired import Platform
@@ -77,6 +78,7 @@ class Operator:
         self._telemetry.services.set_function(lambda: len(self._store.resources()))
         self._watchdog = Watchdog(k.name for k in BY_NAME.values() if k.is_watched)
         self._meter = Meter(metrics_of, self._queue.add)
+        self._scaler = Scaler(self._client, self._store, self._queue.add, self._telemetry)
         self._versions: dict[str, str] = {}
         self._synced = asyncio.Event()
         self.stop = asyncio.Event()
@@ -97,7 +99,8 @@ class Operator:
 
     async def _run(self) -> None:
         """All parts, from discovery on; the first that ends, ends all."""
-        reconciler = Reconciler(self._client, self._store, await self._discover(), self._meter)
+        platform = await self._discover()
+        reconciler = Reconciler(self._client, self._store, platform, self._meter, scaling=self._scaler.verdicts)
         await self._until_stopped(self._watch(), self._relist_for_ever(), self._lead(reconciler), self._meter.run())
 
     async def _discover(self) -> Platform:
@@ -211,13 +214,15 @@ class Operator:
     async def _work(self, reconciler: Reconciler) -> None:
         self._telemetry.is_leader.set(1)
         await self._synced.wait()  # what was not seen yet would be taken for missing
-        await asyncio.gather(*(self._worker(reconciler) for _ in range(self._options.workers)))
+        workers = (self._worker(reconciler) for _ in range(self._options.workers))
+        await asyncio.gather(self._scaler.run(), *workers)
 
     async def _worker(self, reconciler: Reconciler) -> None:
         while True:
             name = await self._queue.take()
             failed = True
             try:
+                self._scaler.noticed(name)
                 with self._telemetry.reconcile_seconds.time():
                     again = await reconciler.reconcile(name)
                 failed = False

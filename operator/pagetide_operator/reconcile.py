@@ -17,6 +17,7 @@ from .decide import Seen, event_for, look_again_after, plan_for, status_changes,
 from .desired import Platform, key_of
 from .failures import Failure
 from .plan import Apply, Delete, Key, Plan, Settled, is_owned, settlement
+from .status import Verdict
 from .store import Name, Store, name_of, service_of
 
 logger = logging.getLogger(__name__)
@@ -27,12 +28,22 @@ class NameTaken(Exception):
 
 
 class Reconciler:
-    """Brings services to their desired state, one call of `reconcile` each time that something may have changed."""
+    """Brings services to their desired state, one call of `reconcile` each time that something may have changed.
+
+    `scaling` tells the conditions that the autoscaler has to say about a service.
+    """
 
     def __init__(
-        self, client: Client, store: Store, platform: Platform, meter: Meter, clock: Callable[[], float] = time.time
+        self,
+        client: Client,
+        store: Store,
+        platform: Platform,
+        meter: Meter,
+        clock: Callable[[], float] = time.time,
+        scaling: Callable[[Name], Sequence[Verdict]] = lambda _: (),
     ) -> None:
         self._client, self._store, self._platform, self._meter, self._clock = client, store, platform, meter, clock
+        self._scaling = scaling
         self._settled: dict[Name, dict[Key, Settled]] = {}
         self._late: set[Name] = set()  # services of which a child was seen only while they were looked at
 
@@ -62,7 +73,7 @@ class Reconciler:
         return look_again_after(seen, self._platform.surge_patience, self._clock())
 
     def _seen(self, name: Name, resource: Any) -> Seen:
-        return Seen(resource, self._store.children(name), self._meter.known)
+        return Seen(resource, self._store.children(name), self._meter.known, self._scaling(name))
 
     def _understood(self, resource: Any) -> InferenceService | ResourceError:
         try:

@@ -1,5 +1,5 @@
 """One service over time: scrapes in, steps out. Knows no cluster; the operator, the local runner and the simulation
-drive it alike. The caller carries out what a step says and tells the next step what has come of it.
+drive it alike. The caller carries out what a step says; the next step sees in the fleet what has come of it.
 """
 
 from __future__ import annotations
@@ -85,15 +85,16 @@ class Autoscaler:
         self._windows.setdefault(replica, Window()).add(sample)
 
     def step(self, fleet: Fleet, scaling: Autoscaling, drain_s: float, now: float) -> Step:
-        """What to do at `now`; remembers the change that it asks for as made."""
+        """What to do at `now`. A change of `desired` counts once `made` is told of it."""
         names = {r.name for r in fleet.replicas}
         self._windows = {name: window for name, window in self._windows.items() if name in names}
         decision = decide(self._observation(fleet, now), scaling, self.memory, fleet.wake, now)
         self.memory = decision.memory
-        step = self._carried_out(decision, fleet, drain_s, now)
-        if step.is_change:
-            self.memory = with_change(self.memory, fleet.desired, step.desired, scaling, now)
-        return step
+        return self._carried_out(decision, fleet, drain_s, now)
+
+    def made(self, step: Step, scaling: Autoscaling, now: float) -> None:
+        """The change that `step` asked for was made."""
+        self.memory = with_change(self.memory, step.decision.current, step.desired, scaling, now)
 
     def _observation(self, fleet: Fleet, now: float) -> Observation:
         ready = [(r, self._load(r.name, now)) for r in fleet.replicas if r.ready_at is not None]
