@@ -7,14 +7,11 @@ import itertools
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
 import msgspec
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from pagetide_spec.config import EngineConfig
 from pagetide_spec.errors import PagetideError, SettingError
@@ -23,6 +20,7 @@ from .engine.messages import AbortRequest, AddRequest, EngineStats, SamplingPara
 from .engine.params import check_params, check_prompt, check_text, plain_number
 from .engine.threads import wait_passively
 from .interrupts import held_back
+from .progress import LoadingProgress, prompts_bar
 from .results import OpenPrompt, RequestOutput
 from .text.chat import configured, render
 from .text.tokenizer import Tokenizer
@@ -60,7 +58,8 @@ class LLM:
         unbounded = dataclasses.replace(self.config, max_queue_len=sys.maxsize)
         self._tokenizer = Tokenizer.load(self.config)
         self._template = configured(self.config.chat_template, self._tokenizer)
-        self._core = create_core(unbounded, lambda stage, fraction: None)
+        with LoadingProgress() as progress:
+            self._core = create_core(unbounded, progress.report)
         self._ids = itertools.count()
 
     def generate(
@@ -86,7 +85,7 @@ class LLM:
         requests = [self._request(p, one) for p, one in zip(each, _one_each(params, len(each)), strict=True)]
         with held_back() as deliver_interrupt:
             try:
-                with _progress_bar(len(requests), progress) as advance:
+                with prompts_bar(len(requests), progress) as advance:
                     self._run({r.add.request_id: r for r in requests}, advance, deliver_interrupt)
             finally:
                 for request in requests:
@@ -238,13 +237,3 @@ def _token_ids(prompt: Any) -> list[int]:
         return [plain_number(token_id) for token_id in prompt]
     except TypeError:
         raise SettingError("prompt", prompt, "must be text or a list of token ids") from None
-
-
-@contextmanager
-def _progress_bar(total: int, wanted: bool | None) -> Iterator[Callable[[], object]]:
-    console = Console(stderr=True)
-    shown = (console.is_terminal and total > 1) if wanted is None else wanted
-    columns = (TextColumn("prompts"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, disable=not shown) as bar:
-        task = bar.add_task("", total=total)
-        yield lambda: bar.advance(task)

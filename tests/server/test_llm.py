@@ -408,6 +408,13 @@ class Terminal(io.StringIO):
         return True
 
 
+def _be_a_terminal(monkeypatch, stream):
+    for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", stream())
+
+
 @pytest.mark.parametrize(
     ("stream", "prompts", "wanted", "shown"),
     [
@@ -418,14 +425,24 @@ class Terminal(io.StringIO):
     ],
 )
 def test_the_progress_bar(llm, monkeypatch, stream, prompts, wanted, shown):
-    for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(sys, "stderr", stream())
+    _be_a_terminal(monkeypatch, stream)
     llm.generate([[5 + i] for i in range(prompts)], GREEDY, progress=wanted)
     written = sys.stderr.getvalue()
     assert (f"{prompts}/{prompts}" in written) == shown
     assert bool(written) == shown
+
+
+def test_loading_shows_a_bar_on_a_terminal(tiny_model, monkeypatch):
+    _be_a_terminal(monkeypatch, Terminal)
+    LLM(str(tiny_model("llama")), **SETTINGS).close()
+    assert "loading weights" in sys.stderr.getvalue()
+
+
+def test_loading_is_logged_elsewhere(tiny_model, caplog):
+    LLM(str(tiny_model("llama")), **SETTINGS).close()
+    stages = [r.getMessage() for r in caplog.records if r.getMessage().startswith("loading: ")]
+    assert "loading: loading weights 0%" in stages
+    assert stages[-1] == "loading: loading weights 100%"
 
 
 def test_blocks_are_logged_if_asked_for(tiny_model, caplog):
