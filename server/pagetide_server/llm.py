@@ -79,17 +79,21 @@ class LLM:
         Raises:
             SettingError: a prompt or a parameter that the model cannot fulfil.
             GenerationError: the engine refused or failed a request; the others of the call are aborted.
+            KeyboardInterrupt: Ctrl-C, at the end of the running step; a second one within that step closes the LLM.
         """
         core = self._open_core()
         each = _as_list(prompts)
         requests = [self._request(p, one) for p, one in zip(each, _one_each(params, len(each)), strict=True)]
-        with held_back() as deliver_interrupt:
+        with held_back() as interrupt:
             try:
                 with prompts_bar(len(requests), progress) as advance:
-                    self._run({r.add.request_id: r for r in requests}, advance, deliver_interrupt)
+                    self._run({r.add.request_id: r for r in requests}, advance, interrupt.deliver)
             finally:
-                for request in requests:
-                    core.abort(AbortRequest(request.add.request_id))
+                if interrupt.broke_in:
+                    self.close()  # nobody knows how far the step had come
+                else:
+                    for request in requests:
+                        core.abort(AbortRequest(request.add.request_id))
         return [r.result() for r in requests]
 
     def chat(

@@ -9,6 +9,7 @@ import math
 import os
 import signal
 import sys
+import time
 from statistics import fmean
 
 import numpy as np
@@ -360,6 +361,20 @@ def test_ctrl_c_waits_for_the_end_of_a_step(llm, monkeypatch, interruptible, own
     assert signal.getsignal(signal.SIGINT) is handler
     assert (llm.stats.blocks_used, llm._core._open) == (0, {})
     assert llm.generate([5, 6, 7], GREEDY)[0].outputs == expected
+
+
+def test_a_second_ctrl_c_breaks_a_step_that_hangs(tiny_model, monkeypatch, interruptible):
+    def hangs(step):
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(60)
+
+    llm = LLM(str(tiny_model("llama")), **SETTINGS)
+    monkeypatch.setattr(llm._core._runner, "execute", hangs)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate([5, 6, 7], GREEDY)
+    with pytest.raises(PagetideError, match="this LLM is closed"):
+        llm.generate([5, 6, 7], GREEDY)
 
 
 def test_an_exception_while_blocks_are_told_of_loses_none(llm, monkeypatch):
