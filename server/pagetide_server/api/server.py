@@ -20,6 +20,7 @@ from pagetide_spec.errors import PagetideError, SettingError
 
 from ..engine.client import EngineClient, EngineFailed
 from ..engine.launch import DEFAULT_CORE, EXIT_SETTING, EXIT_START
+from ..progress import LoadingProgress
 from ..text.chat import Templates, configured
 from ..text.tokenizer import Tokenizer
 from .app import create_app
@@ -27,7 +28,6 @@ from .connections import TimedProtocol
 from .context import Context, served_name
 from .lifecycle import Lifecycle
 from .metrics import ServerMetrics
-from .progress import LoadingProgress
 from .prompts import Prompter
 from .sockets import shown_address
 from .tracing import tracing

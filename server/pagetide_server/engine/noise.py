@@ -53,6 +53,11 @@ class Noise:
         return hashlib.blake2b(b"request seed %d" % seed, digest_size=32).digest()
 
 
+def table_bytes(vocab_size: int) -> int:
+    """Bytes that the tables of a `Noise` take on its device."""
+    return 2 * 4 * (_STARTS + vocab_size)
+
+
 @functools.lru_cache(maxsize=1)
 def _tables(vocab_size: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The same in every process. A longer table begins like a shorter one."""

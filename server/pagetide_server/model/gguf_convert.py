@@ -113,7 +113,7 @@ def config_values(file: GgufFile) -> dict[str, Any]:
     model_type = ARCHITECTURES[architecture]
     names = [t.name for t in file.tensors]
     _refuse_scaled_rope(file, names)
-    table = GGUF_TO_TRANSFORMERS_MAPPING["config"]
+    table: Any = GGUF_TO_TRANSFORMERS_MAPPING["config"]
     renames = {architecture: table.get(model_type) or table[architecture], "tokenizer": table["tokenizer"]}
     values: dict[str, Any] = {"model_type": model_type, "tie_word_embeddings": "output.weight" not in names}
     for key, value in file.metadata.items():
@@ -144,10 +144,11 @@ def _network(values: dict[str, Any]) -> tuple[Any, Any]:
 
     config = AutoConfig.for_model(**values)
     with torch.device("meta"):
-        network = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        network: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
     config.architectures = [type(network).__name__]
     architecture = next(a for a, m in ARCHITECTURES.items() if m == values["model_type"])
-    return network, TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=values)
+    processor: Any = TENSOR_PROCESSORS.get(architecture, TensorProcessor)
+    return network, processor(config=values)
 
 
 def _write_weights(file: GgufFile, network: Any, processor: Any, folder: Path) -> None:

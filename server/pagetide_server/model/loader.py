@@ -181,8 +181,9 @@ def _reported_weights(progress: Progress) -> Iterator[None]:
 def _load_weights(folder: Path, config: EngineConfig, dtype: torch.dtype, device: torch.device, shape: Shape) -> Any:
     from transformers import AutoModelForCausalLM
 
+    from_pretrained: Any = AutoModelForCausalLM.from_pretrained
     try:
-        network, info = AutoModelForCausalLM.from_pretrained(
+        network, info = from_pretrained(
             folder,
             dtype=dtype,
             attn_implementation=ATTENTION_NAME,
