@@ -15,6 +15,7 @@ from aiohttp import web
 from pagetide_gateway.app import Gateway
 from pagetide_gateway.listen import GatewayServer
 from pagetide_gateway.registry import Registry
+from pagetide_gateway.routing import RoundRobin, Router
 from pagetide_spec.web import listen
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -129,8 +130,10 @@ async def start_gateway() -> AsyncIterator[Callable[..., Awaitable[Front]]]:
     """`await start_gateway(*replicas)` -> a gateway in front of them; waits until it sees those ready that are."""
     async with contextlib.AsyncExitStack() as stack:
 
-        async def start(*replicas: FakeReplica, drain_s: float = 5, **options: Any) -> Front:
-            registry = Registry()
+        async def start(
+            *replicas: FakeReplica, drain_s: float = 5, make_router: Callable[[], Router] = RoundRobin, **options: Any
+        ) -> Front:
+            registry = Registry(make_router)
             for model in {r.model for r in replicas}:
                 registry.put(model, {r.name: r.url for r in replicas if r.model == model})
             listener = listen("127.0.0.1", 0)
