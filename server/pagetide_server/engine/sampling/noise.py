@@ -17,7 +17,7 @@ import os
 import numpy as np
 import torch
 
-from .sequence import Sequence
+from ..sequence import Sequence
 
 BITS = 31
 _STARTS = 1 << 22
