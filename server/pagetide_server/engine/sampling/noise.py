@@ -17,7 +17,7 @@ import os
 import numpy as np
 import torch
 
-from .sequence import Sequence
+from ..sequence import Sequence
 
 BITS = 31
 _STARTS = 1 << 22
@@ -40,6 +40,11 @@ class Noise:
         """Of each token id, `BITS` random bits for the next token of `sequence`: [vocab_size] int32."""
         first, second = self._starts(sequence)
         return self._first[first : first + self._size] ^ self._second[second : second + self._size]
+
+    def bits_of(self, sequence: Sequence, token_ids: torch.Tensor) -> torch.Tensor:
+        """`bits(sequence)[token_ids]`, without computing the others."""
+        first, second = self._starts(sequence)
+        return self._first[token_ids + first] ^ self._second[token_ids + second]
 
     def _starts(self, sequence: Sequence) -> tuple[int, int]:
         what = b"%d/%d" % (sequence.index, sequence.generated)

@@ -1,6 +1,6 @@
 """Write a GGUF file's content as a plain model folder; run as a program by `gguf_cache`.
 
-`python -m pagetide_server.model.gguf_convert FILE FOLDER` prints a fraction from 0 to 1 now and then, or one line
+`python -m pagetide_server.model.gguf.convert FILE FOLDER` prints a fraction from 0 to 1 now and then, or one line
 `error TEXT` where the file is at fault. Quantized tensors become float32. What the names and layouts of llama.cpp mean
 is taken from transformers' and gguf's own tables; only the reading is ours, since theirs takes a minute.
 """
@@ -18,9 +18,9 @@ import numpy as np
 from pagetide_spec.config import EngineConfig
 from pagetide_spec.errors import SettingError
 
-from .gguf_file import GgufError, GgufFile, GgufTensor, read_gguf
-from .gguf_tokenizer import write_tokenizer
+from .file import GgufError, GgufFile, GgufTensor, read_gguf
 from .shards import Shards
+from .tokenizer import write_tokenizer
 
 PIECE_BLOCKS = 8192
 PLAIN = {"F32": np.float32, "F16": np.float16}
