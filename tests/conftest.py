@@ -79,6 +79,18 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+# What a test may need beside Python, as its reason to be skipped says; `.ci/observers` fetches it.
+_OBSERVERS = ("needs Prometheus", "needs promtool", "needs a headless browser")
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Say what was left out for want of Prometheus or a browser."""
+    reasons = [str(report.longrepr) for report in terminalreporter.stats.get("skipped", [])]
+    for need in _OBSERVERS:
+        if count := sum(need in reason for reason in reasons):
+            terminalreporter.line(f'{count} tests were left out: {need}; to enable them: eval "$(.ci/observers)"')
+
+
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """`tiny_model(name) -> folder` of a model of TINY, made once a test run; its tests must not change it."""

@@ -10,8 +10,8 @@ NAME = Variable("service", "service", '@requests_running{namespace=~"$namespace"
 
 # Of several operators each tells what it sees; they see the same.
 REPLICAS = 'max by (namespace, service) (@operator_service_replicas{state="%s"})'
-# One sample a minute, so that a sum over minutes is 60 times the hours.
-REPLICA_HOURS = f"sum by ({WHO}) (sum_over_time(count by ({WHO}) (@kv_capacity_tokens)[$__range:1m])) / 60"
+# A look every 15 s: 240 of them are an hour.
+REPLICA_HOURS = f"sum by ({WHO}) (sum_over_time(count by ({WHO}) (@kv_capacity_tokens)[$__range:15s])) / 240"
 ERRORS = ratio('@requests_total{finish_reason="error"}', "@requests_total")
 HITS = ratio("@prefix_cache_hit_tokens_total", "@prefix_cache_query_tokens_total")
 NO_REQUESTS = "while no request ends within the window"

@@ -83,7 +83,7 @@ ROUTING = Row(
             "reqps",
             "prefix: a replica has the prompt's beginning. load: the least busy one. hash: an unknown beginning. "
             "Few by prefix though prompts share beginnings: caches are too small for them.",
-            [Query(rate("@gateway_routed_total", "reason"), "{{reason}}", EVENT)],
+            [Query(rate("@gateway_routed_total", "reason"), "{{reason}}", NO_ANSWER)],
             stack=True,
         ),
         Panel(
@@ -99,8 +99,8 @@ ROUTING = Row(
             "Its part of the model's requests in flight.",
             [
                 Query(
-                    "sum by (model_name, replica) (@gateway_replica_requests_in_flight) / on (model_name) group_left "
-                    "(sum by (model_name) (@gateway_replica_requests_in_flight) > 0)",
+                    "sum by (model_name, replica) (@gateway_replica_requests_in_flight) "
+                    "/ on (model_name) group_left () (sum by (model_name) (@gateway_replica_requests_in_flight) > 0)",
                     "{{replica}}",
                     "while nothing is in flight",
                 )
@@ -134,7 +134,7 @@ TROUBLE = Row(
             "ops",
             "Clients that leave before the end: answers come too late for them, see the time to the first byte.",
             [
-                Query(rate("@gateway_client_disconnects_total", WHO), f"{NAMED} clients left", EVENT),
+                Query(rate("@gateway_client_disconnects_total", WHO), f"{NAMED} clients left", "until a client leaves"),
                 Query(rate("@gateway_ejections_total", WHO), f"{NAMED} replicas set aside", EVENT),
             ],
         ),

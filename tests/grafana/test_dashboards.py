@@ -74,7 +74,7 @@ def test_a_rule_asks_only_for_what_the_contract_has():
     [
         pytest.param('sum by (le) (rate(x_bucket{a="b"}[5m]))', {"x_bucket"}, id="functions, labels"),
         pytest.param("a:b:c > 0.5 and on (pod) other", {"a:b:c", "other"}, id="recorded, joined"),
-        pytest.param("x / on (y) group_left (sum by (y) (z) > 0) or vector(0)", {"x", "z"}, id="group_left"),
+        pytest.param("x / on (y) group_left () (sum by (y) (z) > 0) or vector(0)", {"x", "z"}, id="group_left"),
     ],
 )
 def test_how_names_are_found(query, names):
