@@ -103,7 +103,7 @@ def body_too_large(limit: int) -> ApiError:
 
 
 def body_too_slow(seconds: float) -> ApiError:
-    """408: nothing more of the body came for so long."""
+    """408: nothing more of the body came for so long, or not the whole of it."""
     return ApiError(408, f"The request's body did not come within {seconds:g} s", code="request_timeout")
 
 

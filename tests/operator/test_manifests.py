@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pagetide_gateway.main import parser as gateway_parser
+from pagetide_gateway.options import parser as gateway_parser
 from pagetide_operator.kinds import CHILDREN, OPTIONAL
 from pagetide_operator.leader import NAME as LEASE
 from pagetide_operator.main import DEFAULT_IMAGE, options_from, parser
