@@ -199,9 +199,7 @@ async def test_a_request_too_many_is_429_and_the_place_is_free_again(access, sta
 
     replica.answer = wait
     front = await start_gateway(replica, access=access)
-    first = asyncio.create_task(
-        front.client.post(front.url + "/v1/completions", json={"model": "m"}, headers=bearer())
-    )
+    first = asyncio.create_task(front.client.post(front.url + "/v1/completions", json={"model": "m"}, headers=bearer()))
     await until(lambda: len(replica.requests) == 1)
     async with front.post({"model": "m"}, headers=bearer()) as response:
         assert response.status == 429
