@@ -265,7 +265,7 @@ async def test_a_service_that_scales_can_be_woken_and_one_that_does_not_cannot(a
     assert body == {"metadata": {"annotations": {}}}
 
 
-async def test_who_asks_for_a_name_that_two_have_is_told_of_both(start_replicas, start_gateway):
+async def test_who_asks_for_a_name_that_two_have_is_told_of_both(start_replicas, start_gateway, until):
     (a,), (b,) = await start_replicas(1, "m"), await start_replicas(1, "m")
     front = await start_gateway()
     front.registry.put("x/m", {"m-0": a.url}, served="m")
@@ -277,8 +277,7 @@ async def test_who_asks_for_a_name_that_two_have_is_told_of_both(start_replicas,
     assert "y/m" in message
     async with front.get("/v1/models") as response:
         assert [m["id"] for m in (await response.json())["data"]] == ["x/m", "y/m"]
-    while not all(r.health.ready for _, r in front.registry.replicas()):
-        await asyncio.sleep(0.02)
+    await until(lambda: all(r.health.ready for _, r in front.registry.replicas()))
     async with front.post({"model": "y/m", "prompt": "x"}) as response:
         assert response.status == 200
     assert [json.loads(body) for body in b.bodies] == [{"model": "m", "prompt": "x"}]
