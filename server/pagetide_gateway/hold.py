@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import time
 from collections.abc import Callable
 
 from .errors import ApiError, held_too_long, no_ready_replica, too_many_held
@@ -41,8 +42,9 @@ class Holder:
         self._waiting: dict[Service, _Waiting] = {}
         self._tasks: dict[Service, asyncio.Task[None]] = {}
 
-    async def wait(self, service: Service) -> None:
-        """Return when the service has a replica that may be given a request.
+    async def wait(self, service: Service, since: float) -> None:
+        """Return when the service has a replica that may be given a request; `since` is when the request came
+        (`time.monotonic`).
 
         Raises:
             ApiError: 503: too many wait already, none came in time, or none will come.
@@ -56,7 +58,7 @@ class Holder:
         if service not in self._tasks:
             self._tasks[service] = asyncio.create_task(self._attend(service, waiting))
         try:
-            async with asyncio.timeout(self._limits.seconds):
+            async with asyncio.timeout(since + self._limits.seconds - time.monotonic()):
                 await future
         except TimeoutError:
             raise held_too_long(service.model, self._limits.seconds, service.states()) from None
@@ -68,7 +70,7 @@ class Holder:
         now = asyncio.get_running_loop().time
         try:
             while waiting:
-                if service.candidates(now()):
+                if service.available():
                     _release(waiting)
                 elif self._is_over() or service.wake is None:
                     _release(waiting, no_ready_replica(service.model, service.states()))

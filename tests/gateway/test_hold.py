@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from aiohttp import web
 
 from pagetide_gateway import hold
 from pagetide_gateway.hold import HoldLimits
@@ -148,3 +149,37 @@ async def test_several_gateways_that_hold_for_one_service_all_go_on(start_replic
     for sleeper in sleepers:
         sleeper.set(replica)
     assert [(await task).status for task in tasks] == [200] * 15
+
+
+async def test_one_that_leaves_just_then_hands_its_requests_to_the_next(asleep, until):
+    """Scaled to zero while a request was on its way: the replica refuses it, and the service wakes for it."""
+    sleeper = await asleep()
+    plain = sleeper.replica.answer
+
+    async def refuse(request):
+        sleeper.replica.ready = 503
+        return web.json_response({"error": {"message": "draining"}}, status=503)
+
+    sleeper.replica.answer = refuse
+    sleeper.set(sleeper.replica)
+    await until(lambda: sleeper.front.registry.find("m").available() != [])
+    task = sleeper.ask()
+    await until(lambda: sleeper.held == 1)
+    sleeper.set()
+    await until(lambda: sleeper.wakes == 1)
+    sleeper.replica.answer, sleeper.replica.ready = plain, 200
+    sleeper.set(sleeper.replica)
+    assert (await task).status == 200
+
+
+async def test_one_that_says_ready_and_refuses_ends_the_waiting_in_time(asleep, until):
+    sleeper = await asleep(seconds=1)
+
+    async def refuse(request):
+        return web.json_response({"error": {"message": "draining"}}, status=503)
+
+    sleeper.replica.answer = refuse
+    sleeper.set(sleeper.replica)
+    async with asyncio.timeout(5):
+        assert (await sleeper.ask()).status == 503
+    assert len(sleeper.replica.requests) < 10, "it is asked again only when a poll has found it ready"
