@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 import zmq
 
-from pagetide_server.engine.channels import Outbox
-from pagetide_server.engine.client import EngineClient, EngineDead, EngineFailed
-from pagetide_server.engine.link import Link
-from pagetide_server.engine.messages import Heartbeat, Loading, SamplingParams, Structure
-from pagetide_server.engine.pulse import Pulse
+from pagetide_server.process.channels import Outbox
+from pagetide_server.process.client import EngineClient, EngineDead, EngineFailed
+from pagetide_server.process.link import Link
+from pagetide_server.process.pulse import Pulse
+from pagetide_server.wire.messages import Heartbeat, Loading, SamplingParams, Structure
 from pagetide_spec.config import EngineConfig
 
+FAKES = Path(__file__).parents[1] / "api"
 # Of fake_core.py.
 SLOW, DIE = 380, 383
 PARAMS = SamplingParams(max_tokens=5)
@@ -24,7 +25,7 @@ PARAMS = SamplingParams(max_tokens=5)
 @pytest.fixture
 async def engine(monkeypatch):
     """A started client; the engine process runs `fake_core`."""
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(FAKES), os.environ.get("PYTHONPATH", "")]))
     found = EngineClient()
     await found.start(EngineConfig(model="fake", max_num_seqs=8), "fake_core:create")
     yield found
