@@ -104,7 +104,7 @@ class Attempts:
             replica.health = Health(reason="takes no requests")
         exchange.tried.clear()
         try:
-            await self._holder.wait(service, exchange.arrival)
+            await self._holder.wait(service, exchange.arrival, len(exchange.body))
         except ApiError as error:
             self._metrics.held(service.model, error.code)
             raise

@@ -74,9 +74,9 @@ def too_many_a_minute(name: str, limit: float, retry_s: float) -> ApiError:
     return ApiError(429, message, code="rate_limit_exceeded", retry_s=retry_s)
 
 
-def too_many_held(model: str, limit: int) -> ApiError:
+def too_many_held(model: str) -> ApiError:
     """503: as many requests as may be held wait for this service already."""
-    message = f"`{model}` is waking, and {limit} requests wait for it already"
+    message = f"`{model}` is waking, and as many requests as this gateway holds wait already"
     return ApiError(503, message, code="too_many_held", retry_s=RETRY_AFTER_S)
 
 

@@ -21,10 +21,11 @@ _Waiting = set[asyncio.Future[None]]
 
 @dataclasses.dataclass(frozen=True)
 class HoldLimits:
-    """At most `requests` of one service wait, each for `seconds`."""
+    """At most `requests` of one service wait, each for `seconds`; their bodies together have at most `size` bytes."""
 
     requests: int = 256
     seconds: float = 120.0
+    size: int = 256 << 20
 
 
 DEFAULT_HOLD = HoldLimits()
@@ -41,20 +42,23 @@ class Holder:
         self._limits, self._is_over = limits, is_over
         self._waiting: dict[Service, _Waiting] = {}
         self._tasks: dict[Service, asyncio.Task[None]] = {}
+        self._size = 0
 
-    async def wait(self, service: Service, since: float) -> None:
-        """Return when the service has a replica that may be given a request; `since` is when the request came
-        (`time.monotonic`).
+    async def wait(self, service: Service, since: float, size: int) -> None:
+        """Return when the service has a replica that may be given a request.
+
+        `since` is when the request came (`time.monotonic`), `size` that of its body in bytes.
 
         Raises:
             ApiError: 503: too many wait already, none came in time, or none will come.
         """
+        if service.held >= self._limits.requests or self._size + size > self._limits.size:
+            raise too_many_held(service.model)
         waiting = self._waiting.setdefault(service, set())
-        if len(waiting) >= self._limits.requests:
-            raise too_many_held(service.model, self._limits.requests)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         waiting.add(future)
         service.held += 1
+        self._size += size
         if service not in self._tasks:
             self._tasks[service] = asyncio.create_task(self._attend(service, waiting))
         try:
@@ -65,6 +69,7 @@ class Holder:
         finally:
             waiting.discard(future)
             service.held -= 1
+            self._size -= size
 
     async def _attend(self, service: Service, waiting: _Waiting) -> None:
         now = asyncio.get_running_loop().time

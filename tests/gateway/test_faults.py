@@ -197,7 +197,7 @@ async def test_a_stream_that_only_its_connection_ends_is_whole_only_if_it_says_s
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     front = await start_gateway()
-    front.registry.put("m", {"m-0": "http://127.0.0.1:{}".format(server.sockets[0].getsockname()[1])})
+    front.registry.put("m", {"m-0": f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"})
     front.registry.find("m").replicas["m-0"].health = Health(ready=True)
     async with front.post({"model": "m", "stream": True}) as response:
         text = await response.text()

@@ -34,9 +34,9 @@ class Sleeper:
 
 @pytest.fixture
 def asleep(start_replicas, start_gateway):
-    async def start(requests: int = 256, seconds: float = 10) -> Sleeper:
+    async def start(requests: int = 256, seconds: float = 10, size: int = 1 << 20) -> Sleeper:
         (replica,) = await start_replicas(1)
-        return Sleeper(await start_gateway(hold=HoldLimits(requests, seconds)), replica)
+        return Sleeper(await start_gateway(hold=HoldLimits(requests, seconds, size)), replica)
 
     return start
 
@@ -76,8 +76,12 @@ async def test_who_waits_too_long_is_told_when_to_come_back(asleep):
     assert (await response.json())["error"]["code"] == "no_ready_replica"
 
 
-async def test_one_too_many_is_503_and_never_429(asleep, until):
-    sleeper = await asleep(requests=2)
+@pytest.mark.parametrize(
+    "limit",
+    [pytest.param({"requests": 2}, id="in number"), pytest.param({"size": 2 * len('{"model": "m"}')}, id="in bytes")],
+)
+async def test_one_too_many_is_503_and_never_429(limit, asleep, until):
+    sleeper = await asleep(**limit)
     held = [sleeper.ask() for _ in range(2)]
     await until(lambda: sleeper.held == 2)
     response = await sleeper.ask()
