@@ -268,6 +268,24 @@ async def test_a_body_that_does_not_come_is_408(start_replicas, start_gateway, m
     writer.close()
 
 
+async def test_a_body_that_comes_drop_by_drop_is_408(start_replicas, start_gateway, monkeypatch):
+    monkeypatch.setattr(asgi, "BODY_TIMEOUT_S", 0.3)
+    front = await start_gateway(*await start_replicas(1), max_body=1000)
+    reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 900\r\n\r\n")
+
+    async def drip() -> None:
+        while True:
+            writer.write(b" ")
+            await asyncio.sleep(0.05)
+
+    dripping = asyncio.create_task(drip())
+    async with asyncio.timeout(10):
+        assert (await reader.readline()).startswith(b"HTTP/1.1 408 ")
+    dripping.cancel()
+    writer.close()
+
+
 async def test_a_slow_reader_holds_the_replica_back_and_nobody_else(start_replicas, start_gateway, until):
     (replica,) = await start_replicas(1)
     piece = b"data: " + b"x" * 10_000 + b"\n\n"
