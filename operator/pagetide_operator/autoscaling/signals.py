@@ -121,7 +121,8 @@ def by_queue(seen: Observation, scaling: Autoscaling) -> Ask:
     queue, and have yet to shorten it.
     """
     late = queue_p95(seen) / scaling.queue_time_seconds
-    if late <= 1 + TOLERANCE or not seen.waiting or not seen.settled:
+    lacks_room = any(load.lacks_room for load in seen.loads)
+    if late <= 1 + TOLERANCE or not lacks_room or not seen.settled:
         return Ask("queue", 0)
     growth = MOST_GROWTH if not is_one_hot(seen, scaling) else 1.0
     return Ask("queue", max(math.ceil(seen.settled * min(growth, late)), seen.settled + 1))

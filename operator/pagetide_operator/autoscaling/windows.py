@@ -13,6 +13,8 @@ SCRAPE_S = 5.0
 WINDOW_S = 30.0
 # What changes fast: demand that is growing, and whether a server has been full all the time.
 SHORT_S = 10.0
+# A queue that has shrunk to this part of what it was within SHORT_S is being worked off.
+WORKED_OFF = 0.75
 # A server that has told nothing for so long has no metrics: three scrapes.
 STALE_S = 16.0
 
@@ -30,6 +32,8 @@ class Load:
         served: uncached prompt tokens a second that it computed.
         full_rate: the same for as long as requests waited in it at every scrape, so that it is the most it can do; 0
             where that was less than SHORT_S seconds.
+        lacks_room: requests have been waiting in it at the last two scrapes, and the queue is not on its way to its
+            end: what a burst leaves for a moment is no want of capacity, nor is what is being worked off.
         is_busy: it has or had a request within the window.
     """
 
@@ -46,6 +50,7 @@ class Load:
     demand: float = 0.0
     served: float = 0.0
     full_rate: float = 0.0
+    lacks_room: bool = False
     is_busy: bool = False
 
     @property
@@ -101,6 +106,7 @@ class Window:
             demand=max(self._demand(0), self._demand(len(self._samples) - self._short())),
             served=uncached / seconds if seconds else 0.0,
             full_rate=self._full_rate(),
+            lacks_room=self._lacks_room(),
             is_busy=last.prefills > first.prefills or any(s.running or s.waiting for s in self._samples),
         )
 
@@ -114,6 +120,12 @@ class Window:
         seconds = full[0].at - full[-1].at if full else 0.0
         return _uncached(full[-1], full[0]) / seconds if seconds >= SHORT_S - 0.5 else 0.0
 
+    def _lacks_room(self) -> bool:
+        recent = list(self._samples)[-self._short() :]
+        if len(recent) < 2 or not recent[-1].waiting or not recent[-2].waiting:
+            return False
+        return recent[-1].waiting > WORKED_OFF * max(s.waiting for s in recent)
+
     def _demand(self, begin: int) -> float:
         """Uncached prompt tokens a second since scrape number `begin`: those computed, and those that piled up."""
         first, last = self._samples[begin], self._samples[-1]
@@ -123,8 +135,8 @@ class Window:
         # Of a burst that is still growing; without one, the short window is no better than the long one.
         if begin and last.waiting <= first.waiting:
             return 0.0
-        piled = max(0.0, last.waiting - first.waiting) * self._tokens_each()
-        return (_uncached(first, last) + piled) / seconds
+        piled = (last.waiting - first.waiting) * self._tokens_each()
+        return max(0.0, _uncached(first, last) + piled) / seconds
 
     def _tokens_each(self) -> float:
         """Uncached prompt tokens of one request."""
