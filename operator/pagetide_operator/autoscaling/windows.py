@@ -29,6 +29,7 @@ class Load:
         kv_used, kv_cached, kv_capacity: tokens.
         query_tokens, hit_tokens: prompt tokens looked up and found in the prefix cache within the window.
         demand: uncached prompt tokens a second that clients ask of it, whether or not it keeps up.
+        backlog: uncached prompt tokens of the requests that wait in it, where it lacks room for them.
         served: uncached prompt tokens a second that it computed.
         full_rate: the same for as long as requests waited in it at every scrape, so that it is the most it can do; 0
             where that was less than SHORT_S seconds.
@@ -48,6 +49,7 @@ class Load:
     query_tokens: float = 0.0
     hit_tokens: float = 0.0
     demand: float = 0.0
+    backlog: float = 0.0
     served: float = 0.0
     full_rate: float = 0.0
     lacks_room: bool = False
@@ -104,6 +106,7 @@ class Window:
             query_tokens=last.query_tokens - first.query_tokens,
             hit_tokens=last.hit_tokens - first.hit_tokens,
             demand=max(self._demand(0), self._demand(len(self._samples) - self._short())),
+            backlog=last.waiting * self._tokens_each() if self._lacks_room() else 0.0,
             served=uncached / seconds if seconds else 0.0,
             full_rate=self._full_rate(),
             lacks_room=self._lacks_room(),
