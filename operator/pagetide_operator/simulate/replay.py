@@ -31,11 +31,15 @@ class _Pod:
 
 @dataclasses.dataclass
 class Played:
-    """What came of a replay: every job, and (time, desired, ready, waiting) at each look and change."""
+    """What came of a replay: every job, and (time, desired, ready, waiting) at each look and change.
+
+    `replica_seconds` count from the wish for a replica to its end, or to the last request's arrival, at `seconds`.
+    """
 
     controller: Controller
     jobs: list[Job]
     replica_seconds: float
+    seconds: float
     timeline: list[tuple[float, int, int, int]]
     query_tokens: int
     hit_tokens: int
@@ -81,6 +85,7 @@ class Replay:
             self._controller,
             self._jobs,
             sum(max(0.0, min(p.gone, end) - p.created) for p in pods),
+            end,
             self._timeline,
             sum(p.server.prompt_tokens for p in pods),
             sum(p.server.hit_tokens for p in pods),
@@ -162,7 +167,7 @@ class Replay:
         fleet = Fleet(self._desired, replicas, self._wake)
         self._obey(self._controller.look(fleet, samples, len(self._held), now), now)
         self._note(now)
-        if now < self._rows[-1].at or self._held:
+        if now <= self._rows[-1].at or self._held:
             self._at(now + self._controller.period_s, "look", "")
 
     def _obey(self, orders: Orders, now: float) -> None:
