@@ -85,8 +85,8 @@ class Attempts:
     async def _choose(self, exchange: Exchange, refusal: ApiError | None) -> tuple[Replica, Ticket]:
         service = exchange.service
         candidates = self._candidates(exchange)
-        while not candidates and not exchange.tried and service.wake is not None:
-            await self._hold(service)
+        while not candidates and not exchange.begun and service.wake is not None:
+            await self._hold(exchange)
             candidates = self._candidates(exchange)
         if exchange.begun > _REPEATS_OF_BEGUN or not candidates:
             raise refusal or no_ready_replica(service.model, service.states())
@@ -97,9 +97,14 @@ class Attempts:
         self._metrics.routed(service.model, choice.reason)
         return candidates[choice.replica], service.router.send(exchange.prompt, choice, now)
 
-    async def _hold(self, service: Service) -> None:
+    async def _hold(self, exchange: Exchange) -> None:
+        """Wait for a replica. Those that refused, as one does that leaves, must be found ready anew."""
+        service = exchange.service
+        for replica in exchange.tried:
+            replica.health = Health(reason="takes no requests")
+        exchange.tried.clear()
         try:
-            await self._holder.wait(service)
+            await self._holder.wait(service, exchange.arrival, len(exchange.body))
         except ApiError as error:
             self._metrics.held(service.model, error.code)
             raise

@@ -74,9 +74,9 @@ def too_many_a_minute(name: str, limit: float, retry_s: float) -> ApiError:
     return ApiError(429, message, code="rate_limit_exceeded", retry_s=retry_s)
 
 
-def too_many_held(model: str, limit: int) -> ApiError:
+def too_many_held(model: str) -> ApiError:
     """503: as many requests as may be held wait for this service already."""
-    message = f"`{model}` is waking, and {limit} requests wait for it already"
+    message = f"`{model}` is waking, and as many requests as this gateway holds wait already"
     return ApiError(503, message, code="too_many_held", retry_s=RETRY_AFTER_S)
 
 
@@ -103,7 +103,7 @@ def body_too_large(limit: int) -> ApiError:
 
 
 def body_too_slow(seconds: float) -> ApiError:
-    """408: nothing more of the body came for so long."""
+    """408: nothing more of the body came for so long, or not the whole of it."""
     return ApiError(408, f"The request's body did not come within {seconds:g} s", code="request_timeout")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import time
 from collections.abc import Callable
 
 from .errors import ApiError, held_too_long, no_ready_replica, too_many_held
@@ -20,10 +21,11 @@ _Waiting = set[asyncio.Future[None]]
 
 @dataclasses.dataclass(frozen=True)
 class HoldLimits:
-    """At most `requests` of one service wait, each for `seconds`."""
+    """At most `requests` of one service wait, each for `seconds`; their bodies together have at most `size` bytes."""
 
     requests: int = 256
     seconds: float = 120.0
+    size: int = 256 << 20
 
 
 DEFAULT_HOLD = HoldLimits()
@@ -40,35 +42,40 @@ class Holder:
         self._limits, self._is_over = limits, is_over
         self._waiting: dict[Service, _Waiting] = {}
         self._tasks: dict[Service, asyncio.Task[None]] = {}
+        self._size = 0
 
-    async def wait(self, service: Service) -> None:
+    async def wait(self, service: Service, since: float, size: int) -> None:
         """Return when the service has a replica that may be given a request.
+
+        `since` is when the request came (`time.monotonic`), `size` that of its body in bytes.
 
         Raises:
             ApiError: 503: too many wait already, none came in time, or none will come.
         """
+        if service.held >= self._limits.requests or self._size + size > self._limits.size:
+            raise too_many_held(service.model)
         waiting = self._waiting.setdefault(service, set())
-        if len(waiting) >= self._limits.requests:
-            raise too_many_held(service.model, self._limits.requests)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         waiting.add(future)
         service.held += 1
+        self._size += size
         if service not in self._tasks:
             self._tasks[service] = asyncio.create_task(self._attend(service, waiting))
         try:
-            async with asyncio.timeout(self._limits.seconds):
+            async with asyncio.timeout(since + self._limits.seconds - time.monotonic()):
                 await future
         except TimeoutError:
             raise held_too_long(service.model, self._limits.seconds, service.states()) from None
         finally:
             waiting.discard(future)
             service.held -= 1
+            self._size -= size
 
     async def _attend(self, service: Service, waiting: _Waiting) -> None:
         now = asyncio.get_running_loop().time
         try:
             while waiting:
-                if service.candidates(now()):
+                if service.available():
                     _release(waiting)
                 elif self._is_over() or service.wake is None:
                     _release(waiting, no_ready_replica(service.model, service.states()))

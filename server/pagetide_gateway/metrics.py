@@ -111,6 +111,6 @@ def _gauge(name: str) -> GaugeMetricFamily:
 def _state(replica: Replica) -> str:
     if replica.draining:
         return "draining"
-    if not replica.health.ready:
+    if not replica.is_available:
         return "unready"
     return "ejected" if replica.standing.ejections else "ready"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 # For a replica that has not told its size yet. An entry takes about 130 bytes.
 DEFAULT_BLOCKS = 16_384
-MAX_BLOCKS = 131_072
+MAX_BLOCKS = 65_536
 
 
 class PrefixIndex:

@@ -45,6 +45,7 @@ class Replica:
     url: str
     health: Health = Health()
     draining: bool = False
+    is_admitted: bool = True
     in_flight: int = 0
     streams: int = 0
     why_lost: str = ""
@@ -72,13 +73,15 @@ class Replica:
     @property
     def is_available(self) -> bool:
         """May be given a new request."""
-        return self.health.ready and not self.draining
+        return self.health.ready and self.is_admitted and not self.draining
 
     @property
     def state(self) -> str:
         """One line for people."""
         if self.draining:
             return f"{self.name} draining"
+        if self.health.ready and not self.is_admitted:
+            return f"{self.name} not ready (its pod is not)"
         return f"{self.name} ready" if self.health.ready else f"{self.name} not ready ({self.health.reason})"
 
 
@@ -153,12 +156,14 @@ class Registry:
         *,
         served: str = "",
         draining: Collection[str] | None = None,
+        unready: Collection[str] = (),
         wake: Wake | None = None,
     ) -> Service:
         """Make `replicas` (name -> url) those of a service; what is known about those that stay is kept.
 
         `served` is the model's name at the replicas (as `key`, if empty). `draining` names those that are to get
-        nothing new; where it is None, that stays as it is.
+        nothing new; where it is None, that stays as it is. `unready` names those that somebody else, such as a kubelet,
+        finds not ready.
         """
         service = self.services.get(key)
         if service is None or service.served != (served or key):
@@ -172,8 +177,9 @@ class Registry:
         }
         # One that has another address is another process, whose cache is empty.
         service.router.retain(name for name, replica in service.replicas.items() if replica is before.get(name))
-        if draining is not None:
-            for replica in service.replicas.values():
+        for replica in service.replicas.values():
+            replica.is_admitted = replica.name not in unready
+            if draining is not None:
                 replica.draining = replica.name in draining
         return service
 

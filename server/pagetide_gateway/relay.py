@@ -80,6 +80,8 @@ async def relay(
         async for piece in pieces:
             heard.note(piece)
             await send({"type": "http.response.body", "body": piece, "more_body": True})
+        if events and _has_no_end(response) and b"[DONE]" not in heard.tail:
+            raise ConnectionResetError
     except _BROKEN as error:
         if events:
             # A plain body that ends unfinished needs no word: the client sees it from the length or the chunks.
@@ -87,6 +89,11 @@ async def relay(
             await send({"type": "http.response.body", "body": last})
         raise StreamBroken(describe(error)) from error
     await send({"type": "http.response.body", "body": b""})
+
+
+def _has_no_end(response: aiohttp.ClientResponse) -> bool:
+    """Whether only the close of the connection ends the body, as the death of the replica would."""
+    return "content-length" not in response.headers and "transfer-encoding" not in response.headers
 
 
 async def _pieces(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:

@@ -16,14 +16,14 @@ import msgspec
 from pagetide_spec.config import EngineConfig
 from pagetide_spec.errors import PagetideError, SettingError
 
-from .engine.messages import AbortRequest, AddRequest, EngineStats, SamplingParams
-from .engine.params import check_params, check_prompt, check_text, plain_number
-from .engine.threads import wait_passively
 from .interrupts import held_back
 from .progress import LoadingProgress, prompts_bar
 from .results import OpenPrompt, RequestOutput
 from .text.chat import configured, render
 from .text.tokenizer import Tokenizer
+from .threads import wait_passively
+from .wire.checks import check_params, check_prompt, check_text, plain_number
+from .wire.messages import AbortRequest, AddRequest, EngineStats, SamplingParams
 
 # Text, token ids, or either under vLLM's names: {"prompt": text} or {"prompt_token_ids": ids}.
 Prompt = str | Sequence[int] | Mapping[str, Any]
@@ -52,7 +52,7 @@ class LLM:
         self.config = EngineConfig.from_mapping({"model": model, **engine_config})
         _set_up_logging(self.config)
         wait_passively()
-        from .engine.factory import create_core  # imports torch
+        from .factory import create_core
 
         # The bound of the queue protects a server from its clients; here all prompts are in memory anyhow.
         unbounded = dataclasses.replace(self.config, max_queue_len=sys.maxsize)

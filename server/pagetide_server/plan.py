@@ -161,11 +161,11 @@ def _room(config: EngineConfig, device_bytes: int, held: int) -> int:
 
 def _configuration(config: EngineConfig) -> Any:
     """transformers' configuration of the model; a GGUF file is not converted and a hub's weights are not fetched."""
-    from .model.files import resolve_config
+    from .checkpoint.files import resolve_config
     from .model.loader import read_config
 
     if Path(config.model).expanduser().is_file():
-        from .model.gguf_convert import read_gguf_config
+        from .model.gguf.convert import read_gguf_config
 
         return read_gguf_config(config)
     return read_config(resolve_config(config), config)

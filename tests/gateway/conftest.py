@@ -26,6 +26,11 @@ async def answer_json(request: web.Request) -> web.StreamResponse:
     return web.json_response({"choices": [{"text": "fine"}]})
 
 
+async def no_metrics() -> str:
+    """What a replica's `/metrics` says unless the test says otherwise."""
+    return ""
+
+
 class FakeReplica:
     """One upstream server. `answer` handles POST; `ready` is the status of `/readyz`."""
 
@@ -40,11 +45,13 @@ class FakeReplica:
         self.bodies: list[bytes] = []
         self.cancelled = asyncio.Event()
         self.url = ""
+        self.metrics: Callable[[], Awaitable[str]] = no_metrics
 
     async def start(self) -> None:
         app = web.Application(client_max_size=0)
         app.router.add_get("/readyz", self._readyz)
         app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/metrics", self._metrics)
         app.router.add_post("/{path:.*}", self._post)
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
@@ -61,6 +68,9 @@ class FakeReplica:
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
         return web.json_response({"data": [{"id": m, "object": "model", "max_model_len": 77} for m in self.models]})
+
+    async def _metrics(self, request: web.Request) -> web.StreamResponse:
+        return web.Response(text=await self.metrics())
 
     async def _post(self, request: web.Request) -> web.StreamResponse:
         self.requests.append(request)
@@ -141,7 +151,7 @@ async def start_gateway() -> AsyncIterator[Callable[..., Awaitable[Front]]]:
             task = asyncio.create_task(server.serve(sockets=[listener]))
             stack.push_async_callback(_end, server, task)
             port = listener.getsockname()[1]
-            client = await stack.enter_async_context(aiohttp.ClientSession())
+            client = await stack.enter_async_context(aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)))
             healthy = sum(r.ready == 200 and r.model in r.models for r in replicas)
             await wait_until(lambda: sum(r.health.ready for _, r in registry.replicas()) == healthy)
             await wait_until(lambda: server.started)

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from pagetide_gateway.health import MISSES_ALLOWED, MISSES_LOST, Poll, cards_in, is_lost, judge
-from pagetide_gateway.main import main, registry_of
+from pagetide_gateway.main import main
+from pagetide_gateway.options import registry_of
 from pagetide_gateway.registry import Health, Registry
 from pagetide_spec.errors import SettingError
 from pagetide_spec.metrics import GATEWAY_METRICS

@@ -17,11 +17,11 @@ import pytest
 
 from pagetide_server import LLM, SamplingParams
 from pagetide_server.engine.core import EngineCore
-from pagetide_server.engine.messages import AbortRequest, AddRequest, Structure
 from pagetide_server.engine.scheduler import Scheduler
 from pagetide_server.engine.tables import BlockTables
 from pagetide_server.results import GenerationError
 from pagetide_server.text.chat import ChatTemplateError, render
+from pagetide_server.wire.messages import AbortRequest, AddRequest, Structure
 from pagetide_spec.errors import PagetideError, SettingError
 
 SETTINGS = {"dtype": "float32", "kv_cache_memory_gib": 0.01, "max_num_seqs": 16}

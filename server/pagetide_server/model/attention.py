@@ -18,7 +18,7 @@ from pagetide_kernels.attention_plan import Plan, make_plan
 from pagetide_kernels.paged_attention import paged_attention
 from pagetide_kernels.reshape_and_cache import reshape_and_cache
 
-from ..engine.batch import Batch
+from .batch import Batch
 
 ATTENTION_NAME = "pagetide"
 

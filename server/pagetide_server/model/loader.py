@@ -14,8 +14,8 @@ import torch
 from pagetide_spec.config import EngineConfig
 from pagetide_spec.errors import PagetideError, SettingError, shorten
 
+from ..checkpoint.files import Progress, check_whole, eos_token_ids, read_json, resolve, silent, weight_files
 from .attention import ATTENTION_NAME, relay
-from .files import Progress, check_whole, eos_token_ids, read_json, resolve, silent, weight_files
 from .network import Layer, Shape, examine
 
 # Where the name of a weight counts the layers: model.layers.7.mlp.up_proj.weight.

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from ..engine.limits import MAX_SCORED_TOKENS
-from ..engine.messages import AddRequest, SamplingParams
-from ..engine.noise import table_bytes
+from ..engine.sampling.noise import table_bytes
 from ..engine.sequence import Row, Sequence, Step
+from ..wire.messages import AddRequest, SamplingParams
 from .loader import LoadedModel
 from .runner import Runner
 

@@ -9,10 +9,10 @@ import torch
 from pagetide_kernels.copy_blocks import copy_blocks
 from pagetide_kernels.swap_blocks import swap_blocks
 
-from ..engine.batch import Batch, make_batch
-from ..engine.roles import DeviceLost
+from ..engine.faults import DeviceLost
 from ..engine.sequence import Step
 from .attention import StepAttention
+from .batch import Batch, make_batch
 from .loader import LoadedModel
 
 # After an illegal access or a hardware fault every call of the process fails; older torch has no type for it.

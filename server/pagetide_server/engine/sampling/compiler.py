@@ -1,0 +1,181 @@
+"""Structured answers: from a JSON schema, a regular expression, a choice or a grammar to the tokens that may come next.
+
+The work is llguidance's: it walks the grammar and the vocabulary together, and bounds the effort of every step by
+itself. A grammar is compiled once, away from the step loop, and kept; every sequence has its own matcher.
+"""
+
+from __future__ import annotations
+
+import collections
+import concurrent.futures
+import threading
+import time
+from collections.abc import Iterable
+from typing import Protocol
+
+import llguidance
+
+from ...wire.messages import Structure
+from .grammars import StructureError, grammar_text, guarded, one_line
+from .matcher import Grammar, Matcher
+
+__all__ = ["Compilation", "Grammar", "Matcher", "StructureCompiler", "StructureError"]
+
+MAX_COMPILE_SECONDS = 20.0
+_KEPT_GRAMMARS = 256
+_THREADS = 2
+# More alternatives at one place than the library allows by itself: schemas of thousands of properties have them.
+_LIMITS = llguidance.LLParserLimits(max_items_in_row=20_000, verbose_errors=False)
+
+
+class Vocabulary(Protocol):
+    """What the compiler needs of a tokenizer."""
+
+    vocab_size: int
+    eos_token_ids: frozenset[int]
+    special_ids: frozenset[int]
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`."""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that a token adds to a text."""
+
+
+class StructureCompiler:
+    """Compiles structures in threads of its own. Equal structures are compiled once."""
+
+    def __init__(self, tokenizer: Vocabulary, eos_token_ids: Iterable[int] = ()) -> None:
+        """Compiler for one tokenizer.
+
+        Args:
+            tokenizer: whose tokens the answers consist of.
+            eos_token_ids: tokens that end an answer, beside the tokenizer's own.
+        """
+        self._tokenizer = tokenizer
+        self._eos = sorted(frozenset(eos_token_ids) | tokenizer.eos_token_ids)
+        self._pool = concurrent.futures.ThreadPoolExecutor(_THREADS, thread_name_prefix="structure")
+        self._grammars: collections.OrderedDict[Structure, Compilation] = collections.OrderedDict()
+        self._lock = threading.Lock()
+        self._tokens: llguidance.LLTokenizer | None = None
+
+    def compile(self, structure: Structure) -> Compilation:
+        """Start to compile `structure`, or find it under way or done. Never raises: see `Compilation.result`."""
+        known = self._grammars.get(structure)
+        if known is None or known.failed():
+            known = self._grammars[structure] = Compilation(self._pool.submit(self._build, structure))
+        self._grammars.move_to_end(structure)
+        while len(self._grammars) > _KEPT_GRAMMARS:
+            self._grammars.popitem(last=False)
+        return known
+
+    def warm_up(self) -> None:
+        """Prepare the vocabulary now, in a thread: about a second for 262,144 tokens, which the first request saves."""
+        self._pool.submit(self._vocabulary)
+
+    def close(self) -> None:
+        """Drop what waits to be compiled."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _build(self, structure: Structure) -> Grammar:
+        """Raises StructureError."""
+        kind = structure.kind
+        text = grammar_text(structure)
+        tokens = guarded(kind, self._vocabulary)
+        matcher = guarded(kind, lambda: llguidance.LLMatcher(tokens, text, log_level=0, limits=_LIMITS))
+        if matcher.is_error():
+            raise StructureError(f"{kind}: {one_line(matcher.get_error())}")
+        first_step = matcher.deep_copy()
+        first_step.compute_bitmask()
+        if first_step.is_error():
+            raise StructureError(f"{kind}: no answer can have this structure, or none that is found in time")
+        return Grammar(matcher, tokens.vocab_size, frozenset(self._eos))
+
+    def _vocabulary(self) -> llguidance.LLTokenizer:
+        with self._lock:
+            if self._tokens is None:
+                if not self._eos:
+                    raise StructureError("the model names no end token, so that no structured answer could end")
+                wrapper = llguidance.TokenizerWrapper(_Tokens(self._tokenizer, self._eos[0]))
+                self._tokens = llguidance.LLTokenizer(wrapper, eos_token=self._eos)
+            return self._tokens
+
+
+class Compilation:
+    """A grammar being compiled: a future that gives up after `MAX_COMPILE_SECONDS`."""
+
+    def __init__(self, future: concurrent.futures.Future[Grammar]) -> None:
+        self._future = future
+        self._started = time.monotonic()
+
+    def done(self) -> bool:
+        """Whether `result` comes at once."""
+        return self._future.done() or self._left() <= 0
+
+    def result(self) -> Grammar:
+        """The grammar; waits for it.
+
+        Raises:
+            StructureError: it cannot be compiled, or takes too long.
+        """
+        try:
+            return self._future.result(max(0.0, self._left()))
+        except TimeoutError:
+            problem = f"the answer's structure takes more than {MAX_COMPILE_SECONDS:g} s to compile"
+            raise StructureError(problem) from None
+
+    def failed(self) -> bool:
+        """Whether it is done without a grammar."""
+        return self._future.cancelled() or (self._future.done() and self._future.exception() is not None)
+
+    def _left(self) -> float:
+        return self._started + MAX_COMPILE_SECONDS - time.monotonic()
+
+
+class _Tokens:
+    """A tokenizer as llguidance's TokenizerWrapper reads it."""
+
+    def __init__(self, tokenizer: Vocabulary, eos_token_id: int) -> None:
+        self._tokenizer = tokenizer
+        self.eos_token_id = eos_token_id
+        self.bos_token_id = None
+        self.tokens = [tokenizer.token_bytes(i) for i in range(tokenizer.vocab_size)]
+        self.special_token_ids = sorted(tokenizer.special_ids)
+        self._by_bytes = {data: i for i, data in enumerate(self.tokens) if data and i not in tokenizer.special_ids}
+        self._special = tokenizer.special_ids
+        self._longest = max(map(len, self._by_bytes), default=0)
+
+    def __call__(self, text: str) -> list[int]:
+        """Tokens whose bytes are exactly those of `text`; the library relies on it where a grammar forces a text.
+
+        Special tokens are never among them: a text that spells one, such as `</s>`, is written with ordinary ones.
+        A tokenizer that puts a space before its texts, or changes them, does not give such tokens by itself.
+        """
+        data = text.encode()
+        # Behind a character that no token goes on from, the space is written elsewhere.
+        for lead in ("", "\x02"):
+            ids = self._tokenizer.encode(lead + text, add_special_tokens=False)
+            if (found := self._last(ids, data)) is not None:
+                return found
+        return self._longest_matches(data)
+
+    def _last(self, ids: list[int], data: bytes) -> list[int] | None:
+        """The last of `ids` that together are `data`, or None; also if a special token is among them."""
+        start, missing = len(ids), len(data)
+        while start and missing > 0:
+            start -= 1
+            missing -= len(self.tokens[ids[start]])
+        found = ids[start:]
+        exact = b"".join(self.tokens[i] for i in found) == data and self._special.isdisjoint(found)
+        return found if exact else None
+
+    def _longest_matches(self, data: bytes) -> list[int]:
+        ids, start = [], 0
+        while start < len(data):
+            ends = range(min(len(data), start + self._longest), start, -1)
+            end = next((e for e in ends if data[start:e] in self._by_bytes), None)
+            if end is None:
+                raise StructureError(f"the model has no token for the bytes {data[start : start + 1]!r}")
+            ids.append(self._by_bytes[data[start:end]])
+            start = end
+        return ids
