@@ -43,7 +43,7 @@ class Compilation(Protocol):
         """Whether `result` comes at once."""
 
     def result(self) -> Grammar:
-        """The grammar; raises a PagetideError that is the client's fault."""
+        """The grammar; raises Busy, or a PagetideError that is the client's fault."""
 
 
 class Compiler(Protocol):

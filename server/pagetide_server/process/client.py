@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import itertools
+import logging
 import os
 import sys
 import time
@@ -38,6 +39,8 @@ from .mailbox import Mailbox, Prompt
 from .pulse import Pulse
 
 __all__ = ["EngineClient", "EngineDead", "EngineFailed", "Prompt"]
+
+log = logging.getLogger(__name__)
 
 EXIT_SECONDS = 5.0
 
@@ -235,6 +238,7 @@ class EngineClient:
         elif isinstance(message, Failed):
             self._failure = self._failure or EngineFailed(message.message, message.exit_code)
         elif self._ready is not None and not self._ready.done():
+            self._pulse.step_seconds = message.step_seconds
             self._ready.set_result(message)
 
     # ---- process and sockets
@@ -253,8 +257,11 @@ class EngineClient:
     async def _watch(self, process: asyncio.subprocess.Process) -> None:
         """Wait for the end of the process, then fail everything that waits for it."""
         code = await process.wait()
-        if self._link is not None:
-            self._link.receive_last()
+        try:
+            if self._link is not None:
+                self._link.receive_last()
+        except Exception:  # whatever it is, who waits must learn that nothing more comes
+            log.exception("the engine's last messages could not be handled")
         if self._failure is None and not self._closing:
             what = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
             self._failure = EngineFailed(f"the engine process {what}", EXIT_ENGINE)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import os
+import tempfile
 from pathlib import Path
 
+import msgspec
 import pytest
 import zmq
 
-from pagetide_server.process.channels import Outbox
+from pagetide_server.process.channels import READ_AT_ONCE, Inbox, Outbox
 from pagetide_server.process.client import EngineClient, EngineDead, EngineFailed
 from pagetide_server.process.link import Link
 from pagetide_server.process.pulse import Pulse
-from pagetide_server.wire.messages import Heartbeat, Loading, SamplingParams, Structure
+from pagetide_server.wire.messages import AbortRequest, Heartbeat, Loading, SamplingParams, Structure
 from pagetide_spec.config import EngineConfig
 
 FAKES = Path(__file__).parents[1] / "api"
@@ -142,6 +144,36 @@ async def test_a_message_that_cannot_be_handled_holds_up_none_behind_it():
         link.close()
 
 
+async def test_last_words_that_cannot_be_handled_still_end_what_waits(engine, monkeypatch):
+    def cannot(step):
+        raise ValueError("cannot handle this")
+
+    answers = asyncio.ensure_future(collect(engine, [DIE]))
+    monkeypatch.setattr(engine._link, "receive_last", lambda: cannot(None))
+    with pytest.raises(EngineDead):
+        async with asyncio.timeout(10):
+            await answers
+    assert engine.died.is_set()
+    assert engine.failure is not None
+
+
+async def test_a_flood_of_messages_is_read_in_pieces():
+    context = zmq.Context()
+    with tempfile.TemporaryDirectory() as folder:
+        inbox = Inbox(context, f"ipc://{folder}/in")
+        sender = context.socket(zmq.PUSH)
+        sender.connect(f"ipc://{folder}/in")
+        for number in range(READ_AT_ONCE + 5):
+            sender.send(msgspec.msgpack.encode(AbortRequest(str(number))))
+        seen = []
+        while len(seen) < READ_AT_ONCE + 5:
+            piece = inbox.read(5000)
+            assert 0 < len(piece) <= READ_AT_ONCE
+            seen += [message.request_id for message in piece]
+        assert seen == [str(number) for number in range(READ_AT_ONCE + 5)]
+        context.destroy(0)
+
+
 def beat(steps, has_work=True, started=None, time=0.0):
     return Heartbeat(time=time, steps=steps, step_started=started, has_work=has_work)
 
@@ -166,3 +198,13 @@ def test_health_is_decided_from_heartbeats(beats, now, problem):
         pulse.beat(heartbeat, at)
     found = pulse.problem(now)
     assert (found is None) if problem is None else (problem in found)
+
+
+@pytest.mark.parametrize(
+    ("took", "is_stuck"),
+    [pytest.param(599.0, False, id="ten times its estimate"), pytest.param(601.0, True, id="longer")],
+)
+def test_a_step_may_take_as_long_as_the_machine_is_slow(took, is_stuck):
+    pulse = Pulse(step_seconds=60.0)
+    pulse.beat(beat(1, started=0.0, time=took), took)
+    assert (pulse.problem(took) is not None) == is_stuck
