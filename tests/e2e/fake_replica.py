@@ -94,6 +94,7 @@ def main() -> None:
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     server = ThreadingHTTPServer(("127.0.0.1", PORT), Handler)
     server.daemon_threads = True
+    server.socket.listen(128)
 
     def on_term(number: int, frame: object) -> None:
         draining.set()
