@@ -31,6 +31,9 @@ class Verdict:
     message: str
 
 
+ASLEEP = Verdict("Ready", True, "ScaledToZero", "the next request wakes it")
+
+
 @dataclasses.dataclass(frozen=True)
 class Children:
     """The live children that the status is made of, and what the ready ones can hold, if that is known."""
@@ -101,7 +104,7 @@ def ready_verdict(service: InferenceService, children: Children, wanted: int, tr
     Where enough answer, one more that finds no room is no fault of the service: that is for Progressing to tell.
     """
     if wanted == 0 and service.autoscaling is not None:
-        return Verdict("Ready", True, "ScaledToZero", "the next request wakes it")
+        return ASLEEP
     ready = _counts(children.deployment)["readyReplicas"]
     failure = _failure(service, children, trouble)
     return readiness(ready, wanted, _enough(service, wanted), failure)

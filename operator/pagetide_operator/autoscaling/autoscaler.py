@@ -74,8 +74,8 @@ class Step:
 class Autoscaler:
     """Remembers a service's windows and wishes. `follows_cost`: the cluster lets us choose which replica leaves."""
 
-    def __init__(self, memory: Memory | None = None, follows_cost: bool = True) -> None:
-        self.memory = memory or Memory()
+    def __init__(self, memory: Memory, follows_cost: bool = True) -> None:
+        self.memory = memory
         self._windows: dict[str, Window] = {}
         self._choose = choose_victim if follows_cost else replicaset_victim
         self._reason: Decision | None = None

@@ -12,12 +12,29 @@ from pagetide_spec.resource import Autoscaling
 
 from .behavior import Change, Wish, allowed
 from .guard import GUARD_S, holds_cache
-from .signals import Ask, Observation, asks
+from .signals import Ask, Observation, asks, by_queue, is_one_hot
 
 # A rate that was seen grows by so much a second: the mix of requests changes, and only a full replica shows the new
 # one. After 14 minutes it is 15% higher, and what was needed for 8 replicas is tried with 7.
 RATE_GROWTH = 0.01 / 60
+# One scrape's rate is as uneven as its requests are: the last few count together.
+RATE_WEIGHT = 0.3
 _MOST_CHANGES = 100
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Rate:
+    """Prompt tokens a second of one replica, as seen at a time."""
+
+    value: float | None = None
+    at: float = 0.0
+
+    def at_time(self, now: float) -> float | None:
+        """What it is taken to be by now."""
+        return None if self.value is None else self.value * (1 + RATE_GROWTH * (now - self.at))
+
+
+NO_RATE = Rate()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,15 +46,16 @@ class Memory:
         changes: made changes, oldest first.
         busy_at: when it last had a request, was woken, or had a replica start. None: nothing is known yet.
         guarded_since: since when the cache alone keeps a replica.
-        rate, rate_at: prompt tokens a second of a full replica, and when that was seen.
+        full: prompt tokens a second that full replicas computed.
+        late: at which requests waited too long, such that it is 1 / `batchUtilization` of what each was asked for.
     """
 
     wishes: tuple[Wish, ...] = ()
     changes: tuple[Change, ...] = ()
     busy_at: float | None = None
     guarded_since: float | None = None
-    rate: float | None = None
-    rate_at: float = 0.0
+    full: Rate = NO_RATE
+    late: Rate = NO_RATE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +83,7 @@ class Decision:
 
 def decide(seen: Observation, scaling: Autoscaling, memory: Memory, wake: float | None, now: float) -> Decision:
     """What to do about the service that looks like `seen` at `now`. `wake`: when a gateway last asked for a replica."""
-    memory = _with_activity(_with_rate(memory, seen, now), seen, scaling, wake, now)
+    memory = _with_activity(_with_rates(memory, seen, scaling, now), seen, scaling, wake, now)
     seen = dataclasses.replace(seen, rate=_rate(memory, now))
     if seen.desired == 0:
         return _asleep(seen, scaling, memory, wake)
@@ -150,22 +168,30 @@ def _with_activity(memory: Memory, seen: Observation, scaling: Autoscaling, wake
     return dataclasses.replace(memory, busy_at=max(times))
 
 
-def _with_rate(memory: Memory, seen: Observation, now: float) -> Memory:
-    """Note what full replicas compute; one that does more without being full shows that the rate was too low."""
-    known = _rate(memory, now)
+def _with_rates(memory: Memory, seen: Observation, scaling: Autoscaling, now: float) -> Memory:
+    """Note what full replicas compute, and at what demand of each requests already wait too long."""
+    if not seen.loads:
+        return memory
     full = [load.full_rate for load in seen.loads if load.full_rate]
-    best = max((load.served for load in seen.loads), default=0.0)
+    served = sum(load.served for load in seen.loads) / len(seen.loads)
+    known = memory.full.at_time(now)
     if full:
-        return dataclasses.replace(memory, rate=sum(full) / len(full), rate_at=now)
-    if known is not None and best > known:
-        return dataclasses.replace(memory, rate=best, rate_at=now)
+        found = max(sum(full) / len(full), served)
+        rate = found if known is None else known + RATE_WEIGHT * (found - known)
+        memory = dataclasses.replace(memory, full=Rate(rate, now))
+    elif known is not None and served > known:
+        memory = dataclasses.replace(memory, full=Rate(served, now))
+    if by_queue(seen, scaling).replicas and not is_one_hot(seen, scaling):
+        each = seen.demand / (len(seen.loads) * scaling.batch_utilization)
+        bound = memory.late.at_time(now)
+        if bound is None or each < bound:
+            memory = dataclasses.replace(memory, late=Rate(each, now))
     return memory
 
 
 def _rate(memory: Memory, now: float) -> float | None:
-    if memory.rate is None:
-        return None
-    return memory.rate * (1 + RATE_GROWTH * (now - memory.rate_at))
+    known = [rate for rate in (memory.full.at_time(now), memory.late.at_time(now)) if rate]
+    return min(known, default=None)
 
 
 def _with_wish(memory: Memory, replicas: int, scaling: Autoscaling, now: float) -> Memory:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from pagetide_spec.resource import Autoscaling
 
-from .windows import Load, count_of, merged, quantile
+from .windows import WINDOW_S, Load, count_of, merged, quantile
 
 # A ratio this close to 1 changes nothing, as in HorizontalPodAutoscaler.
 TOLERANCE = 0.1
@@ -105,13 +105,15 @@ def by_memory(seen: Observation, scaling: Autoscaling) -> Ask:
 
 
 def by_prompt(seen: Observation, scaling: Autoscaling) -> Ask:
-    """As many that the uncached prompt tokens keep each at `batchUtilization` of the rate at which it was seen full.
+    """As many that the uncached prompt tokens keep each at `batchUtilization` of a full one's rate, and that what has
+    piled up is done within a window.
 
     What the prefix cache answers costs nothing: the better it works, the less is asked for.
     """
     if not seen.rate:
         return Ask("prompt", 0)
-    return Ask("prompt", _held(seen, seen.demand / (seen.rate * scaling.batch_utilization)))
+    demand = seen.demand + sum(load.backlog for load in seen.loads) / WINDOW_S
+    return Ask("prompt", _held(seen, demand / (seen.rate * scaling.batch_utilization)))
 
 
 def by_queue(seen: Observation, scaling: Autoscaling) -> Ask:
@@ -121,7 +123,8 @@ def by_queue(seen: Observation, scaling: Autoscaling) -> Ask:
     queue, and have yet to shorten it.
     """
     late = queue_p95(seen) / scaling.queue_time_seconds
-    if late <= 1 + TOLERANCE or not seen.waiting or not seen.settled:
+    lacks_room = any(load.lacks_room for load in seen.loads)
+    if late <= 1 + TOLERANCE or not lacks_room or not seen.settled:
         return Ask("queue", 0)
     growth = MOST_GROWTH if not is_one_hot(seen, scaling) else 1.0
     return Ask("queue", max(math.ceil(seen.settled * min(growth, late)), seen.settled + 1))
@@ -149,11 +152,12 @@ def _held(seen: Observation, exact: float) -> int:
     """Whole replicas for `exact` of them.
 
     Replicas without metrics count as idle when that means growing, and as full when it means shrinking, so that what
-    is not known does neither.
+    is not known does neither. What is left after shrinking must hold the load and the tolerance, lest the next
+    fluctuation bring back who has just left.
     """
     # Rounded, lest 0.1 * 3 / 0.3 take two.
     more = math.ceil(round(exact, 6))
     if more <= seen.desired:
-        more = min(seen.desired, math.ceil(round(exact + seen.missing, 6)))
+        more = min(seen.desired, math.ceil(round(exact * (1 + TOLERANCE) + seen.missing, 6)))
     is_near = seen.desired > 0 and abs(exact / seen.desired - 1) <= TOLERANCE
     return seen.desired if is_near else more

@@ -13,6 +13,8 @@ SCRAPE_S = 5.0
 WINDOW_S = 30.0
 # What changes fast: demand that is growing, and whether a server has been full all the time.
 SHORT_S = 10.0
+# A queue that has shrunk to this part of what it was within SHORT_S is being worked off.
+WORKED_OFF = 0.75
 # A server that has told nothing for so long has no metrics: three scrapes.
 STALE_S = 16.0
 
@@ -27,9 +29,12 @@ class Load:
         kv_used, kv_cached, kv_capacity: tokens.
         query_tokens, hit_tokens: prompt tokens looked up and found in the prefix cache within the window.
         demand: uncached prompt tokens a second that clients ask of it, whether or not it keeps up.
+        backlog: uncached prompt tokens of the requests that wait in it, where it lacks room for them.
         served: uncached prompt tokens a second that it computed.
         full_rate: the same for as long as requests waited in it at every scrape, so that it is the most it can do; 0
             where that was less than SHORT_S seconds.
+        lacks_room: requests have been waiting in it at the last two scrapes, and the queue is not on its way to its
+            end: what a burst leaves for a moment is no want of capacity, nor is what is being worked off.
         is_busy: it has or had a request within the window.
     """
 
@@ -44,8 +49,10 @@ class Load:
     query_tokens: float = 0.0
     hit_tokens: float = 0.0
     demand: float = 0.0
+    backlog: float = 0.0
     served: float = 0.0
     full_rate: float = 0.0
+    lacks_room: bool = False
     is_busy: bool = False
 
     @property
@@ -99,8 +106,10 @@ class Window:
             query_tokens=last.query_tokens - first.query_tokens,
             hit_tokens=last.hit_tokens - first.hit_tokens,
             demand=max(self._demand(0), self._demand(len(self._samples) - self._short())),
+            backlog=last.waiting * self._tokens_each() if self._lacks_room() else 0.0,
             served=uncached / seconds if seconds else 0.0,
             full_rate=self._full_rate(),
+            lacks_room=self._lacks_room(),
             is_busy=last.prefills > first.prefills or any(s.running or s.waiting for s in self._samples),
         )
 
@@ -114,6 +123,12 @@ class Window:
         seconds = full[0].at - full[-1].at if full else 0.0
         return _uncached(full[-1], full[0]) / seconds if seconds >= SHORT_S - 0.5 else 0.0
 
+    def _lacks_room(self) -> bool:
+        recent = list(self._samples)[-self._short() :]
+        if len(recent) < 2 or not recent[-1].waiting or not recent[-2].waiting:
+            return False
+        return recent[-1].waiting > WORKED_OFF * max(s.waiting for s in recent)
+
     def _demand(self, begin: int) -> float:
         """Uncached prompt tokens a second since scrape number `begin`: those computed, and those that piled up."""
         first, last = self._samples[begin], self._samples[-1]
@@ -123,8 +138,8 @@ class Window:
         # Of a burst that is still growing; without one, the short window is no better than the long one.
         if begin and last.waiting <= first.waiting:
             return 0.0
-        piled = max(0.0, last.waiting - first.waiting) * self._tokens_each()
-        return (_uncached(first, last) + piled) / seconds
+        piled = (last.waiting - first.waiting) * self._tokens_each()
+        return max(0.0, _uncached(first, last) + piled) / seconds
 
     def _tokens_each(self) -> float:
         """Uncached prompt tokens of one request."""

@@ -28,6 +28,8 @@ def asked(observation, settings, signal):
         pytest.param(2, [(9, 0), (1, 0)], 0, 2, id="the average is within"),
         pytest.param(3, [(1, 0), (1, 0), (0, 0)], 0, 1, id="nearly idle"),
         pytest.param(3, [(7, 0), (8, 0), (8, 0)], 0, 3, id="just below: within the tolerance"),
+        pytest.param(3, [(5, 0), (5, 0), (5, 0)], 0, 3, id="two would be full again with the next fluctuation"),
+        pytest.param(3, [(5, 0), (5, 0), (4, 0)], 0, 2, id="two have room for a fluctuation"),
         pytest.param(3, [(10, 10)], 0, 3, id="two are still starting: they are the answer already"),
         pytest.param(3, [(10, 30)], 0, 5, id="more than those that start will hold"),
         pytest.param(3, [(1, 0)], 2, 3, id="two are silent: full, when it comes to shrinking"),
@@ -68,25 +70,60 @@ def test_by_memory(scaling, load, desired, used, wanted):
     ],
 )
 def test_by_queue(scaling, load, queued, loads, settled, wanted):
-    seen = Observation(len(loads), [load(waiting=w, queued=queued(*s)) for w, s in loads], settled=settled)
+    made = [load(waiting=w, lacks_room=w > 0, queued=queued(*s)) for w, s in loads]
+    seen = Observation(len(loads), made, settled=settled)
     assert asked(seen, scaling(), "queue") == wanted
 
 
 def test_the_oldest_that_waits_counts_before_it_is_in_any_histogram(scaling, load):
-    assert asked(Observation(1, [load(waiting=1, oldest_waiting=20.0)], settled=1), scaling(), "queue") == 2
+    late = load(waiting=1, lacks_room=True, oldest_waiting=20.0)
+    assert asked(Observation(1, [late], settled=1), scaling(), "queue") == 2
+
+
+def test_a_moment_of_waiting_is_no_want_of_capacity(scaling, load):
+    late = load(waiting=1, oldest_waiting=20.0)
+    assert asked(Observation(1, [late], settled=1), scaling(), "queue") == 0
 
 
 @pytest.mark.parametrize(
-    ("desired", "demand", "rate", "wanted"),
+    ("desired", "demand", "backlog", "rate", "wanted"),
     [
-        pytest.param(1, 500, None, 0, id="no replica was full yet: nothing is known"),
-        pytest.param(1, 500, 100, 7, id="demand over 0.8 of a full replica's rate"),
-        pytest.param(8, 500, 100, 7, id="less is enough"),
-        pytest.param(7, 540, 100, 7, id="within the tolerance"),
+        pytest.param(1, 500, 0, None, 0, id="no replica was full yet: nothing is known"),
+        pytest.param(1, 500, 0, 100, 7, id="demand over 0.8 of a full replica's rate"),
+        pytest.param(8, 500, 0, 100, 7, id="less is enough"),
+        pytest.param(8, 540, 0, 100, 8, id="seven would be full again with the next fluctuation"),
+        pytest.param(7, 540, 0, 100, 7, id="within the tolerance"),
+        pytest.param(1, 500, 4500, 100, 9, id="what has piled up is to be done within a window"),
     ],
 )
-def test_by_prompt(scaling, load, desired, demand, rate, wanted):
-    assert asked(Observation(desired, [load(demand=demand)], rate=rate), scaling(), "prompt") == wanted
+def test_by_prompt(scaling, load, desired, demand, backlog, rate, wanted):
+    seen = Observation(desired, [load(demand=demand, backlog=backlog)], rate=rate)
+    assert asked(seen, scaling(), "prompt") == wanted
+
+
+def rate_after(scaling, *observations):
+    memory = Memory(busy_at=NOW)
+    for count, loads in enumerate(observations):
+        seen = Observation(len(loads), loads, settled=len(loads))
+        memory = decide(seen, scaling(), memory, None, NOW + 5 * count).memory
+    found = decide(Observation(1), scaling(), memory, None, NOW + 5 * (len(observations) - 1))
+    return found.seen.rate and round(found.seen.rate)
+
+
+def test_the_rate_of_a_full_replica_is_learned(scaling, load):
+    full, half = load(full_rate=100, served=90), load(served=50)
+    assert rate_after(scaling, [half]) is None, "one that is not full says nothing"
+    assert rate_after(scaling, [full]) == 100
+    assert rate_after(scaling, [full, half]) == 100
+    assert rate_after(scaling, [full], [load(full_rate=200, served=200)]) == 130, "one scrape is uneven: it counts 0.3"
+    assert rate_after(scaling, [full], [load(served=120)]) == 120, "all on average do more and are not full"
+    late = load(lacks_room=True, waiting=1, oldest_waiting=9.0, demand=40, served=30)
+    assert rate_after(scaling, [full], [late]) == 50, "they wait too long at 40, which is to be 0.8 of it"
+
+
+def test_a_learned_rate_is_tried_out_again_in_time(scaling, load):
+    memory = decide(Observation(1, [load(full_rate=100, served=90)]), scaling(), Memory(), None, NOW).memory
+    assert decide(Observation(1, [load()]), scaling(), memory, None, NOW + 600).seen.rate == pytest.approx(110)
 
 
 def decision(scaling, observation, memory=None, wake=None, now=NOW, **fields):

@@ -128,6 +128,24 @@ def test_a_full_replicas_rate_is_taken_while_requests_wait(sample):
 
 
 @pytest.mark.parametrize(
+    ("waiting", "lacks_room"),
+    [
+        pytest.param([0, 0, 9], False, id="a burst has just come"),
+        pytest.param([0, 9, 0], False, id="a burst has gone"),
+        pytest.param([0, 9, 9], True, id="it stays"),
+        pytest.param([9, 8, 7], True, id="it hardly falls"),
+        pytest.param([9, 8, 6], False, id="it is being worked off"),
+        pytest.param([9], False, id="the first look"),
+    ],
+)
+def test_want_of_room(sample, waiting, lacks_room):
+    window = Window()
+    for count, number in enumerate(waiting):
+        window.add(sample(5 * count, waiting=number))
+    assert window.load(10).lacks_room == lacks_room
+
+
+@pytest.mark.parametrize(
     ("scrapes", "capacity"),
     [
         pytest.param([(0, 0.0)], 10, id="idle since ever: what may run at most"),
