@@ -43,40 +43,40 @@ SHORT_MEMORY = "--max-num-seqs=8 --max-model-len=512"
 PAIRS = (
     Pair(
         "places in the batch", ("--max-num-seqs=2", "--max-num-seqs=8"),
-        "--requests=16 --concurrency=8 --input-tokens=32 --output-tokens=24",
+        "--requests=8 --concurrency=8 --input-tokens=32 --output-tokens=16",
         ("output_tokens_per_s", "ttft.p50", "inter_token.p50"),
     ),
     Pair(
         "token budget", ("--max-num-batched-tokens=64", "--max-num-batched-tokens=512"),
-        "--requests=12 --concurrency=4 --input-tokens=384 --output-tokens=16",
+        "--requests=6 --concurrency=3 --input-tokens=256 --output-tokens=12",
         ("requests_per_s", "ttft.p50", "inter_token.p50", "inter_token.p99"),
     ),
     Pair(
         "block size", ("--block-size=16", "--block-size=128"),
-        "--requests=16 --concurrency=4 --prefix-tokens=120 --input-tokens=16 --output-tokens=8",
+        "--requests=8 --concurrency=2 --prefix-tokens=120 --input-tokens=16 --output-tokens=4",
         ("tokens.prefix_cache_hits", "ttft.p50", "requests_per_s"),
     ),
     Pair(
         "block size, no shared beginning", ("--block-size=16", "--block-size=128"),
-        "--requests=12 --concurrency=4 --input-tokens=64 --output-tokens=24", ("output_tokens_per_s",),
+        "--requests=4 --concurrency=4 --input-tokens=32 --output-tokens=16", ("output_tokens_per_s",),
     ),
     Pair(
         "window", ("--max-model-len=512", "--max-model-len=2048"),
-        "--requests=12 --concurrency=4 --input-tokens=64 --output-tokens=24", ("output_tokens_per_s", "ttft.p50"),
+        "--requests=4 --concurrency=4 --input-tokens=32 --output-tokens=16", ("output_tokens_per_s", "ttft.p50"),
     ),
     Pair(
         "KV memory", ("--kv-cache-memory-gib=0.02", "--kv-cache-memory-gib=0.2"),
-        "--requests=16 --concurrency=8 --input-tokens=96 --output-tokens=40",
+        "--requests=8 --concurrency=8 --input-tokens=96 --output-tokens=32",
         ("output_tokens_per_s", "ttft.p90", "e2e.p90"), SHORT_MEMORY,
     ),
     Pair(
         "host memory to swap to", ("--swap-space-gib=0", "--swap-space-gib=1"),
-        "--requests=16 --concurrency=8 --input-tokens=96 --output-tokens=40",
+        "--requests=8 --concurrency=8 --input-tokens=96 --output-tokens=32",
         ("output_tokens_per_s", "e2e.p90"), f"{SHORT_MEMORY} --kv-cache-memory-gib=0.02",
     ),
     Pair(
         "prefix cache", ("--no-enable-prefix-caching", "--enable-prefix-caching"),
-        "--requests=12 --concurrency=2 --prefix-tokens=256 --input-tokens=16 --output-tokens=16",
+        "--requests=6 --concurrency=2 --prefix-tokens=256 --input-tokens=16 --output-tokens=8",
         ("ttft.p50", "requests_per_s"),
     ),
 )  # fmt: skip

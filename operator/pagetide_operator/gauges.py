@@ -54,7 +54,7 @@ def replicas_of(children: list[Object]) -> Counter[str]:
         if child["kind"] == "Deployment":
             out["desired"] += child.get("spec", {}).get("replicas", 1)
         elif child["kind"] == "Pod" and is_alive(child):
-            out["ready" if _is_ready(child) else "starting"] += 1
+            out["ready" if is_ready(child) else "starting"] += 1
             out["draining"] += ANNOTATION_DRAINING in (child["metadata"].get("annotations") or {})
     return out
 
@@ -65,7 +65,8 @@ def conditions_of(store: Store, name: Name) -> dict[tuple[str, str], bool]:
     return {(c["type"], c.get("reason", "")): c["status"] == "True" for c in status.get("conditions") or []}
 
 
-def _is_ready(pod: Object) -> bool:
+def is_ready(pod: Object) -> bool:
+    """Whether a pod answers, as its condition says."""
     conditions = pod.get("status", {}).get("conditions") or []
     return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
 
