@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import collections
-
 from .filling import Filling
 from .limits import SchedulerConfig
 from .queues import Queues
 from .sequence import Row, Sequence, Status, Step
 from .tables import BlockTables
 from .totals import Totals
+from .victims import count_victims, owed
 
 
 class StepPlan:
@@ -97,7 +96,7 @@ class StepPlan:
             self._extend(sequence, start + count)
             self._add_prompt(sequence, count)
         self.is_short |= count < wanted
-        self.promised += self._owed(sequence)
+        self.promised += owed(sequence, self.tables)
 
     def _share(self, sequence: Sequence, start: int) -> int:
         """Tokens of a prompt to compute now, of those left in the budgets; 0 if it must be whole and is longer."""
@@ -112,10 +111,6 @@ class StepPlan:
     def _reach(self, sequence: Sequence) -> int:
         """Tokens that the sequence's blocks and the available ones can hold."""
         return (len(sequence.blocks) + self.tables.device.available) * self.config.block_size
-
-    def _owed(self, sequence: Sequence) -> int:
-        """Blocks that a sequence will need for its prompt and the answers yet to join."""
-        return max(0, self.tables.blocks_for(len(sequence.tokens)) - len(sequence.blocks)) + len(sequence.pending)
 
     def _make_room(self, sequence: Sequence, length: int, at: int) -> bool:
         """Make `sequence`, at place `at`, writable up to `length`; preempts sequences behind it if need be."""
@@ -179,17 +174,7 @@ class StepPlan:
         better, running = self.queues.next_up, self.queues.running.items
         if better is None or not running or running[-1].priority <= better.priority:
             return
-        promised = sum(self._owed(s) for s in running if len(s.tokens) - s.computed != 1)
-        slots, blocks, victims, held = 0, 0, 0, collections.Counter[int]()
-        while not self._has_room(better, promised, slots, blocks, len(running) - victims):
-            victim = running[-1 - victims] if victims < len(running) else None
-            if victim is None or victim.priority <= better.priority:
-                return
-            victims += 1
-            slots += victim.slots
-            # Answers of one request share blocks: these are free once all that hold them have gone.
-            held.update(victim.blocks)
-            blocks += sum(held[block] == self.tables.device.refs[block] for block in victim.blocks)
+        victims = count_victims(better, running, self.tables, self._has_room)
         for _ in range(victims):
             self.favoured = better
             self._preempt(running[-1])
@@ -228,7 +213,7 @@ class StepPlan:
             if count:
                 self._extend(sequence, sequence.computed + count)
                 self._add_prompt(sequence, count)
-            self.promised += self._owed(sequence)
+            self.promised += owed(sequence, self.tables)
 
     def _join(self, sequence: Sequence, hits: list[int]) -> None:
         if sequence.status is Status.SWAPPED:
