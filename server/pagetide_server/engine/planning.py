@@ -8,7 +8,7 @@ from .queues import Queues
 from .sequence import Row, Sequence, Status, Step
 from .tables import BlockTables
 from .totals import Totals
-from .victims import count_victims, owed
+from .victims import Joining, count_victims, owed
 
 
 class StepPlan:
@@ -181,28 +181,26 @@ class StepPlan:
 
     # ---- joining
 
-    def _has_room(self, sequence: Sequence, promised: int, slots: int = 0, blocks: int = 0, running: int = 0) -> bool:
+    def _has_room(self, join: Joining, promised: int, slots: int = 0, blocks: int = 0, running: int = 0) -> bool:
         """Whether a sequence can join `running` others if `slots` and `blocks` more were free."""
-        if self.queues.slots - slots + sequence.slots > self.config.max_num_seqs:
+        if self.queues.slots - slots + join.slots > self.config.max_num_seqs:
             return False
         if running == 0:
             return True
-        tables = self.tables
-        free = tables.device.available + blocks - promised - int(self.config.watermark * self.config.num_blocks) - 1
-        need = tables.blocks_for(len(sequence.tokens)) + len(sequence.pending)
-        if need <= free:
-            return True
-        hits = tables.match(sequence)
-        return need - len(hits) + tables.device.idle(hits) <= free
+        reserve = int(self.config.watermark * self.config.num_blocks) + 1
+        return join.blocks <= self.tables.device.available + blocks - promised - reserve
 
     def _admit(self) -> None:
         while self.budget:
             sequence = self.queues.next_up
             if sequence is None or (self.favoured is not None and sequence is not self.favoured):
                 return
-            if not self._has_room(sequence, self.promised, running=len(self.queues.running)):
+            if self.queues.slots + sequence.slots > self.config.max_num_seqs:
                 return
             hits = self.tables.match(sequence)
+            join = Joining.of(sequence, hits, self.tables)
+            if not self._has_room(join, self.promised, running=len(self.queues.running)):
+                return
             if self.filling.holds_next(sequence, len(hits)):
                 return
             start = len(hits) * self.config.block_size

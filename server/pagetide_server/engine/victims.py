@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 from typing import Protocol
 
 from .sequence import Sequence
 from .tables import BlockTables
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Joining:
+    """What a sequence takes when it joins: places of the running batch, and blocks of those available now."""
+
+    slots: int
+    blocks: int
+
+    @classmethod
+    def of(cls, sequence: Sequence, hits: list[int], tables: BlockTables) -> Joining:
+        """What `sequence` takes, if `hits` are the blocks that it finds in the prefix cache."""
+        need = tables.blocks_for(len(sequence.tokens)) + len(sequence.pending)
+        return cls(sequence.slots, need - len(hits) + tables.device.idle(hits))
+
+
 class Room(Protocol):
     """Whether a sequence can join `running` others that will take `promised` blocks, if so much more were free."""
 
-    def __call__(
-        self, sequence: Sequence, promised: int, slots: int = 0, blocks: int = 0, running: int = 0
-    ) -> bool: ...
+    def __call__(self, join: Joining, promised: int, slots: int = 0, blocks: int = 0, running: int = 0) -> bool: ...
 
 
 def due(sequence: Sequence, tables: BlockTables) -> int:
@@ -37,8 +50,9 @@ def count_victims(better: Sequence, running: list[Sequence], tables: BlockTables
     promised = sum(due(s, tables) for s in running)
     slots, blocks, victims, held = 0, 0, 0, collections.Counter[int]()
     # What it finds in the cache it shares with the victims: their leaving frees nothing for it.
-    hits = set(tables.match(better))
-    while not has_room(better, promised, slots, blocks, len(running) - victims):
+    hits = tables.match(better)
+    shared, join = set(hits), Joining.of(better, hits, tables)
+    while not has_room(join, promised, slots, blocks, len(running) - victims):
         victim = running[-1 - victims] if victims < len(running) else None
         if victim is None or victim.priority <= better.priority:
             return 0
@@ -47,5 +61,5 @@ def count_victims(better: Sequence, running: list[Sequence], tables: BlockTables
         promised -= due(victim, tables)
         # Answers of one request share blocks: these are free once all that hold them have gone.
         held.update(victim.blocks)
-        blocks += sum(held[b] == tables.device.refs[b] and b not in hits for b in victim.blocks)
+        blocks += sum(held[b] == tables.device.refs[b] and b not in shared for b in victim.blocks)
     return victims
