@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import concurrent.futures
 import io
+import json
 import logging
 import math
 import os
+import shutil
 import signal
 import sys
 from statistics import fmean
@@ -271,6 +273,28 @@ def test_a_structured_answer(llm):
     assert {r.outputs[0].finish_reason for r in results} == {"stop"}
     with pytest.raises(GenerationError, match="json"):
         llm.generate([5], SamplingParams(structure=Structure(kind="json", value='{"type": "nothing"}')))
+
+
+@pytest.mark.parametrize(
+    ("stated", "ends"),
+    [
+        pytest.param([5, -1, 10**9], [5], id="those without a logit are left out"),
+        pytest.param([], [2], id="none: the tokenizer's own"),
+        pytest.param(5, [5], id="another one than the tokenizer's own"),
+    ],
+)
+def test_end_tokens_of_the_model(tiny_model, tmp_path, stated, ends):
+    folder = shutil.copytree(tiny_model("llama"), tmp_path / "m")
+    generation = json.loads((folder / "generation_config.json").read_text())
+    (folder / "generation_config.json").write_text(json.dumps(generation | {"eos_token_id": stated}))
+    with LLM(str(folder), **SETTINGS) as llm:
+        (structured,) = llm.generate([[5, 6]], SamplingParams(structure=regex("[a-z]{3}"), max_tokens=9, seed=1))
+        assert structured.outputs[0].finish_reason == "stop"
+        assert [structured.outputs[0].token_ids[-1]] == ends
+        likely = greedy(logit_bias={ends[0]: 100.0}, ignore_eos=False)
+        assert len(llm.generate([[5, 6]], likely)[0].outputs[0].token_ids) == 1
+        held_off = greedy(logit_bias={ends[0]: 100.0}, ignore_eos=False, min_tokens=3)
+        assert all(len(r.outputs[0].token_ids) == 4 for r in llm.generate([[5], [6]], held_off))
 
 
 def test_chat_goes_through_the_template(llm):
