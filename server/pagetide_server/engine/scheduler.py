@@ -100,6 +100,9 @@ class Scheduler:
         goes_on = request.params.ignore_eos and request.params.structure is None
         eos = frozenset() if goes_on else self.config.eos_token_ids
         answer.end_ids = eos | frozenset(request.params.stop_token_ids)
+        if request.params.structure is not None:
+            # For min_tokens, too, it comes only where nothing else may: waiting would repeat it.
+            answer.min_length = answer.prompt_len
         return answer
 
     def abort(self, request_id: str, index: int | None = None) -> list[Answer]:
