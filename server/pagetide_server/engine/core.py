@@ -54,10 +54,11 @@ class EngineCore:
             return [_error(request.request_id, 0, str(error), "invalid")]
         except RequestRefused as error:
             return [_error(request.request_id, 0, str(error), error.kind)]
-        entry = self._open[request.request_id] = OpenRequest(request)
+        # Its place counts from now on, however long its grammar takes: random numbers depend on it.
+        entry = self._open[request.request_id] = OpenRequest(request, self._scheduler.reserve())
         try:
             if request.params.structure is None:
-                self._scheduler.admit(request)
+                self._scheduler.admit(request, entry.place)
             else:
                 entry.compilation = self._compiler.compile(request.params.structure)
                 self._compiling[request.request_id] = entry
@@ -143,7 +144,7 @@ class EngineCore:
                     log.exception("the structure of request %s could not be compiled", request_id)
                     outputs += [_error(request_id, i, _text(error), "engine") for i in entry.withdraw(None)]
                 continue
-            self._scheduler.admit(entry.request)
+            self._scheduler.admit(entry.request, entry.place)
             for index in entry.withdrawn:
                 self._scheduler.abort(request_id, index)
         return outputs
