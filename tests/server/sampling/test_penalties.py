@@ -118,9 +118,9 @@ def test_a_bias_for_every_token_costs_no_more_than_a_forward(make: MakeSequence)
     """One request would hold up all others otherwise: a tensor for each entry took seconds a token."""
     bias = {i: 1.0 + i % 3 for i in range(100_000)}
     logits = torch.zeros(1, 100_000)
-    started = time.perf_counter()
+    started = time.process_time()
     adjust(logits, [(0, make(logit_bias=bias))], frozenset())
-    assert time.perf_counter() - started < 0.3
+    assert time.process_time() - started < 0.5
     assert logits[0].tolist() == list(bias.values())
 
 
