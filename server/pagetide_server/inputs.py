@@ -7,8 +7,8 @@ from typing import Any
 
 from pagetide_spec.errors import SettingError
 
-from .engine.messages import SamplingParams
-from .engine.params import plain_number
+from .wire.checks import plain_number
+from .wire.messages import SamplingParams
 
 # Text, token ids, or either under vLLM's names: {"prompt": text} or {"prompt_token_ids": ids}.
 Prompt = str | Sequence[int] | Mapping[str, Any]

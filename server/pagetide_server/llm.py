@@ -8,26 +8,24 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
 import msgspec
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from pagetide_spec.config import EngineConfig
 from pagetide_spec.errors import PagetideError
 
-from .engine.messages import AbortRequest, AddRequest, EngineStats, SamplingParams
-from .engine.params import check_params, check_prompt, check_text
-from .engine.threads import wait_passively
 from .inputs import Message, Prompt, as_conversations, as_ids, as_list, one_each, plain
 from .interrupts import held_back
+from .progress import LoadingProgress, prompts_bar
 from .results import OpenPrompt, RequestOutput
 from .text.chat import configured, render
 from .text.tokenizer import Tokenizer
+from .threads import wait_passively
+from .wire.checks import check_params, check_prompt, check_text
+from .wire.messages import AbortRequest, AddRequest, EngineStats, SamplingParams
 
 # What `render` takes by itself; all else is a variable of the template.
 _RENDER_OPTIONS = ("tools", "documents", "add_generation_prompt", "continue_final_message")
@@ -54,13 +52,14 @@ class LLM:
         self.config = EngineConfig.from_mapping({"model": model, **engine_config})
         _set_up_logging(self.config)
         wait_passively()
-        from .engine.factory import create_core  # imports torch
+        from .factory import create_core
 
         # The bound of the queue protects a server from its clients; here all prompts are in memory anyhow.
         unbounded = dataclasses.replace(self.config, max_queue_len=sys.maxsize)
         self._tokenizer = Tokenizer.load(self.config)
         self._template = configured(self.config.chat_template, self._tokenizer)
-        self._core = create_core(unbounded, lambda stage, fraction: None)
+        with LoadingProgress() as progress:
+            self._core = create_core(unbounded, progress.report)
         self._ids = itertools.count()
 
     def generate(
@@ -80,6 +79,7 @@ class LLM:
         Raises:
             SettingError: a prompt or a parameter that the model cannot fulfil.
             GenerationError: the engine refused or failed a request; the others of the call are aborted.
+            KeyboardInterrupt: Ctrl-C, at the end of the running step; a second one within that step closes the LLM.
         """
         each = as_list(prompts)
         with self._turn:
@@ -90,13 +90,16 @@ class LLM:
 
     def _finish(self, core: Any, requests: list[OpenPrompt], progress: bool | None) -> None:
         """Run all requests to their end; whatever happens, none of them is left in the engine."""
-        with held_back() as deliver_interrupt:
+        with held_back() as interrupt:
             try:
-                with _progress_bar(len(requests), progress) as advance:
-                    self._run({r.add.request_id: r for r in requests}, advance, deliver_interrupt)
+                with prompts_bar(len(requests), progress) as advance:
+                    self._run({r.add.request_id: r for r in requests}, advance, interrupt.deliver)
             finally:
-                for request in requests:
-                    core.abort(AbortRequest(request.add.request_id))
+                if interrupt.broke_in:
+                    self.close()  # nobody knows how far the step had come
+                else:
+                    for request in requests:
+                        core.abort(AbortRequest(request.add.request_id))
 
     def chat(
         self,
@@ -210,13 +213,3 @@ def _set_up_logging(config: EngineConfig) -> None:
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         logger.addHandler(handler)
-
-
-@contextmanager
-def _progress_bar(total: int, wanted: bool | None) -> Iterator[Callable[[], object]]:
-    console = Console(stderr=True)
-    shown = (console.is_terminal and total > 1) if wanted is None else wanted
-    columns = (TextColumn("prompts"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, disable=not shown) as bar:
-        task = bar.add_task("", total=total)
-        yield lambda: bar.advance(task)

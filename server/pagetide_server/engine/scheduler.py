@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..wire.messages import AddRequest, EngineStats
 from . import integrity, settling
 from .limits import RequestRefused, SchedulerConfig, answers, check_request, final_length
-from .messages import AddRequest, EngineStats
 from .planning import StepPlan
 from .prefix_lengths import PrefixLengths
 from .queues import Queues
@@ -94,8 +94,7 @@ class Scheduler:
         first, *rest = [self._answer(request, arrival, i) for i in range(answers(request.params))]
         first.pending = rest
         self._queues.requests[request.request_id] = [first, *rest]
-        self._queues.fresh[first] = None
-        self._queues.waiting.insert(first)
+        self._queues.arrive(first)
 
     def _answer(self, request: AddRequest, arrival: int, index: int) -> Answer:
         answer = Answer(request, arrival, index)
