@@ -60,7 +60,6 @@ class EngineCore:
             self._scheduler.check(request, waiting_elsewhere=len(self._compiling))
         except RequestRefused as error:
             return [_error(request.request_id, 0, str(error), error.kind)]
-        # Its place counts from now on, however long its grammar takes: random numbers depend on it.
         entry = self._open[request.request_id] = OpenRequest(request, self._scheduler.reserve())
         if request.params.structure is None:
             self._scheduler.admit(request, entry.place)

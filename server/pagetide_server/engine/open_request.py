@@ -12,7 +12,7 @@ class OpenRequest:
     """One request in the engine.
 
     Attributes:
-        place: its place in the order of arrival.
+        place: its place in the order of arrival, however long its grammar takes: random numbers depend on it.
         left: answers that have not ended.
         scheduled: time of its first step, 0 before.
         compilation: its grammar on the way; None for a request without structure, and once it is there.
