@@ -171,7 +171,10 @@ class Registry:
         finds not ready.
         """
         service = self.services.get(key)
-        if service is None or service.served != (served or key):
+        if service is not None and service.served != (served or key):
+            service.wake = None  # another model; nobody waits any longer for the one before
+            service = None
+        if service is None:
             service = self.services[key] = Service(key, served, router=self._make_router())
             self._rename()
         service.wake = wake
