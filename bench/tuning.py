@@ -14,6 +14,7 @@ import contextlib
 import dataclasses
 import json
 import re
+import signal
 import statistics
 import subprocess
 import sys
@@ -52,17 +53,9 @@ PAIRS = (
         ("requests_per_s", "ttft.p50", "inter_token.p50", "inter_token.p99"),
     ),
     Pair(
-        "block size", ("--block-size=16", "--block-size=128"),
-        "--requests=8 --concurrency=2 --prefix-tokens=120 --input-tokens=16 --output-tokens=4",
+        "block size", ("--block-size=8", "--block-size=32"),
+        "--requests=8 --concurrency=2 --prefix-tokens=60 --input-tokens=20 --output-tokens=4",
         ("tokens.prefix_cache_hits", "ttft.p50", "requests_per_s"),
-    ),
-    Pair(
-        "block size, no shared beginning", ("--block-size=16", "--block-size=128"),
-        "--requests=4 --concurrency=4 --input-tokens=32 --output-tokens=16", ("output_tokens_per_s",),
-    ),
-    Pair(
-        "window", ("--max-model-len=512", "--max-model-len=2048"),
-        "--requests=4 --concurrency=4 --input-tokens=32 --output-tokens=16", ("output_tokens_per_s", "ttft.p50"),
     ),
     Pair(
         "KV memory", ("--kv-cache-memory-gib=0.02", "--kv-cache-memory-gib=0.2"),
@@ -79,18 +72,21 @@ PAIRS = (
         "--requests=6 --concurrency=2 --prefix-tokens=256 --input-tokens=16 --output-tokens=8",
         ("ttft.p50", "requests_per_s"),
     ),
+    Pair(
+        "window", ("--max-model-len=512", "--max-model-len=2048"),
+        "--requests=4 --concurrency=4 --input-tokens=32 --output-tokens=16", ("output_tokens_per_s", "ttft.p50"),
+    ),
 )  # fmt: skip
 
 
 @contextlib.contextmanager
-def served(model: str, flags: Sequence[str], folder: Path) -> Iterator[str]:
-    """The address of a server with these settings."""
-    log = folder / f"server-{time.monotonic_ns()}"
+def started(model: str, flags: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A server with these settings, from its start to its end."""
     command = [sys.executable, "-m", "pagetide_server", model, "--host=127.0.0.1", "--port=0", *flags]
     with log.open("wb") as out:
         process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
     try:
-        yield address_in(log, process)
+        yield process
     finally:
         process.terminate()
         process.wait(60)
@@ -136,7 +132,10 @@ def compare(pair: Pair, model: str, common: Sequence[str], rounds: int) -> None:
     with tempfile.TemporaryDirectory() as work, contextlib.ExitStack() as stack:
         folder = Path(work)
         settings = [[*common, *pair.both.split(), *one.split()] for one in pair.settings]
-        addresses = [stack.enter_context(served(model, flags, folder)) for flags in settings]
+        logs = [folder / f"server-{side}.log" for side in (0, 1)]
+        # Both load at the same time.
+        servers = [stack.enter_context(started(model, *one)) for one in zip(settings, logs, strict=True)]
+        addresses = [address_in(log, server) for log, server in zip(logs, servers, strict=True)]
         runs = [[measured(a, pair.load, seed, folder) for a in addresses] for seed in range(1, rounds + 1)]
         gave_way = [preempted(a) / rounds for a in addresses]
     print(f"\n{pair.name}: {pair.load}", flush=True)
@@ -154,11 +153,12 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--only", choices=[pair.name for pair in PAIRS])
     parser.add_argument("--rounds", type=int, default=3)
-    ours, _, common = " ".join(sys.argv[1:]).partition(" -- ")
-    args = parser.parse_args(ours.split())
+    split = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
+    args, common = parser.parse_args(sys.argv[1:split]), sys.argv[split + 1 :]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the servers end as well
     for pair in PAIRS:
         if args.only in (None, pair.name):
-            compare(pair, args.model, common.split(), args.rounds)
+            compare(pair, args.model, common, args.rounds)
 
 
 if __name__ == "__main__":
