@@ -17,7 +17,8 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
         body = json.dumps({"pod": os.uname().nodename, "args": sys.argv[1:]}).encode()
         if self.path == "/metrics":
-            body = b'pagetide_kv_capacity_tokens{model_name="m"} 4096\npagetide_max_num_seqs{model_name="m"} 8\n'
+            body = b'pagetide_requests_running{model_name="m"} 3\n'
+            body += b'pagetide_kv_capacity_tokens{model_name="m"} 4096\npagetide_max_num_seqs{model_name="m"} 8\n'
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
