@@ -7,7 +7,7 @@ import pytest
 from pagetide_operator.autoscaling.samples import parse_sample
 from pagetide_operator.autoscaling.windows import STALE_S, Window, merged, quantile
 from pagetide_server.api.metrics import ServerMetrics
-from pagetide_server.engine.messages import EngineStats, Ready
+from pagetide_server.wire.messages import EngineStats, Ready
 
 TEXT = """# HELP pagetide_requests_running Sequences in the running batch.
 # TYPE pagetide_requests_running gauge
