@@ -116,6 +116,14 @@ def test_demand_of_a_burst_counts_what_piles_up(sample):
     assert window.load(35).demand == pytest.approx(1000)
 
 
+def test_requests_that_were_given_up_are_gone_with_the_next_look(sample):
+    window = Window()
+    for at, waiting in ((0, 0), (5, 50), (10, 50), (15, 0)):
+        window.add(sample(at, waiting=waiting, oldest_waiting=at if waiting else 0))
+    found = window.load(15)
+    assert (found.waiting, found.oldest_waiting, found.demand, found.backlog, found.lacks_room) == (0, 0, 0, 0, False)
+
+
 def test_a_full_replicas_rate_is_taken_while_requests_wait(sample):
     window = Window()
     for at, waiting in ((0, 0), (5, 0), (10, 2), (15, 1)):
