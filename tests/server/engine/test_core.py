@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import types
 
 import pytest
 
 from pagetide_server.engine.core import EngineCore
 from pagetide_server.engine.faults import DeviceLost, RequestFault
-from pagetide_server.engine.sampling.sampler import Sampled
+from pagetide_server.engine.sampling.sampled import Sampled
 from pagetide_server.engine.scheduler import Scheduler, SchedulerConfig
 from pagetide_server.wire.messages import (
     AbortRequest,
@@ -141,6 +142,10 @@ class Harness:
         )
         self.outputs += found
         return found
+
+    def set_budget(self, tokens):
+        """From the next step on, max_num_batched_tokens."""
+        self.scheduler.config = dataclasses.replace(self.scheduler.config, max_num_batched_tokens=tokens)
 
     def abort(self, name, index=None):
         found = self.core.abort(AbortRequest(name, index))
@@ -296,7 +301,7 @@ def test_prompt_logprobs_are_whole_however_the_prompt_is_cut(harness, budgets):
     prompt = list(range(40, 51))
     made.add("a", prompt, prompt_logprobs=2)
     for budget in budgets:
-        object.__setattr__(made.config, "max_num_batched_tokens", budget)
+        made.set_budget(budget)
         if made.core.has_work():
             made.step()
     made.run()
@@ -321,7 +326,7 @@ def test_prompt_logprobs_are_whole_after_a_preemption(harness, mode, again):
     made.step()
     made.add("b", 3, max_tokens=1)
     made.step()
-    object.__setattr__(made.config, "max_num_batched_tokens", again)
+    made.set_budget(again)
     made.run()
     stats = made.core.stats()
     assert (stats.preemptions_swap, stats.preemptions_recompute) == ((1, 0) if mode == "swap" else (0, 1))
@@ -541,6 +546,18 @@ def test_a_request_joins_when_its_grammar_is_there(harness):
     assert made.core.has_work()
     made.run()
     assert made.tokens("a") == [5, 6, 7]
+
+
+def test_the_order_of_arrival_does_not_depend_on_how_long_grammars_take(harness):
+    """An engine with a seed draws by it, and must repeat itself."""
+    made = harness()
+    for name, structure in (("a", CHOICE), ("bb", None), ("ccc", CHOICE)):
+        made.add(name, structure=structure)
+    made.run()
+    made.compiler.answer = "ready"
+    made.run()
+    orders = {row.sequence.request_id: row.sequence.arrival_order for step in made.runner.steps for row in step.rows}
+    assert sorted(orders, key=orders.get) == ["a", "bb", "ccc"]
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,7 @@ def test_answers_have_the_structure(
     grammar = compilers[family].compile(wanted).result()
     answers = [write(tokenizers[family], grammar, make(seed=i), seed=i) for i in range(5)]
     ended = [answer for answer in answers if answer is not None]
-    assert ended
+    assert len(ended) >= 3, "most answers did not come to an end"
     for answer in ended:
         assert fits(answer), answer
 
