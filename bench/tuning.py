@@ -106,8 +106,10 @@ def measured(address: str, load: str, seed: int, folder: Path) -> dict[str, Any]
     """What `pagetide bench` says."""
     file = folder / "figures.json"
     flags = [*load.split(), f"--seed={seed}", "--warmup=1", f"--json={file}"]
-    subprocess.run([sys.executable, "-m", "pagetide_cli.main", "bench", address, *flags], check=True,
-                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=BENCH_SECONDS)  # fmt: skip
+    command = [sys.executable, "-m", "pagetide_cli.main", "bench", address, *flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=BENCH_SECONDS)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}")
     found: dict[str, Any] = json.loads(file.read_text())
     return found
 

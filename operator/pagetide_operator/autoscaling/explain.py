@@ -54,7 +54,8 @@ def entry_of(decision: Decision, desired: int, now: float) -> dict[str, Any]:
         "from": decision.current,
         "to": desired,
         "winner": decision.winner,
-        "limiter": decision.limiter,
+        # Not empty: Kubernetes 1.20 takes an empty text in a list for null, and refuses it.
+        "limiter": decision.limiter or "none",
         "inputs": inputs_of(decision),
     }
 

@@ -181,7 +181,9 @@ def _with_rates(memory: Memory, seen: Observation, scaling: Autoscaling, now: fl
         memory = dataclasses.replace(memory, full=Rate(rate, now))
     elif known is not None and served > known:
         memory = dataclasses.replace(memory, full=Rate(served, now))
-    if by_queue(seen, scaling).replicas and not is_one_hot(seen, scaling):
+    # Not while young replicas have yet to take their part.
+    is_whole = seen.settled == len(seen.loads) == seen.desired
+    if is_whole and by_queue(seen, scaling).replicas and not is_one_hot(seen, scaling):
         each = seen.demand / (len(seen.loads) * scaling.batch_utilization)
         bound = memory.late.at_time(now)
         if bound is None or each < bound:

@@ -15,6 +15,9 @@ from .windows import WINDOW_S, Load, count_of, merged, quantile
 
 # A ratio this close to 1 changes nothing, as in HorizontalPodAutoscaler.
 TOLERANCE = 0.1
+# What is left after a shrink must hold so many times the load: with 1.1, load that was steady brought back who had just
+# left, now and then.
+SHRINK_MARGIN = 1.2
 # A long queue says little about how much is missing: no more than twice as many at once.
 MOST_GROWTH = 2.0
 
@@ -152,12 +155,12 @@ def _held(seen: Observation, exact: float) -> int:
     """Whole replicas for `exact` of them.
 
     Replicas without metrics count as idle when that means growing, and as full when it means shrinking, so that what
-    is not known does neither. What is left after shrinking must hold the load and the tolerance, lest the next
-    fluctuation bring back who has just left.
+    is not known does neither. What is left after shrinking must hold some more, lest the next fluctuation bring
+    back who has just left.
     """
     # Rounded, lest 0.1 * 3 / 0.3 take two.
     more = math.ceil(round(exact, 6))
     if more <= seen.desired:
-        more = min(seen.desired, math.ceil(round(exact * (1 + TOLERANCE) + seen.missing, 6)))
+        more = min(seen.desired, math.ceil(round(exact * SHRINK_MARGIN + seen.missing, 6)))
     is_near = seen.desired > 0 and abs(exact / seen.desired - 1) <= TOLERANCE
     return seen.desired if is_near else more

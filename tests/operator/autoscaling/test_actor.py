@@ -123,7 +123,7 @@ async def test_a_change_is_in_status_event_metric_and_log(world, caplog):
     await world.tick()
     assert world.status["desiredReplicas"] == 3
     (told,) = world.status["autoscaling"]["decisions"]
-    assert (told["from"], told["to"], told["winner"], told["limiter"]) == (1, 3, "batch", "")
+    assert (told["from"], told["to"], told["winner"], told["limiter"]) == (1, 3, "batch", "none")
     assert told["inputs"]["asks"] == {"batch": 3, "queue": 0, "memory": 0, "prompt": 0}
     assert (told["inputs"]["running"], told["inputs"]["waiting"], told["inputs"]["placesPerReplica"]) == (10, 11, 10)
     assert told["time"] == world.status["autoscaling"]["lastScaleTime"] == timestamp(world.now)
