@@ -64,7 +64,7 @@ PAIRS = (
     ),
     Pair(
         "host memory to swap to", ("--swap-space-gib=0", "--swap-space-gib=1"),
-        "--requests=8 --concurrency=8 --input-tokens=96 --output-tokens=32",
+        "--requests=8 --concurrency=8 --input-tokens=32 --output-tokens=64",
         ("output_tokens_per_s", "e2e.p90"), f"{SHORT_MEMORY} --kv-cache-memory-gib=0.02",
     ),
     Pair(
