@@ -81,7 +81,7 @@ def read_config(folder: Path, config: EngineConfig) -> Any:
     """
     from transformers import AutoConfig
 
-    stated = read_json(folder / "config.json", config)
+    stated = read_json(folder / "config.json", config.model)
     if "model_type" not in stated:
         raise SettingError("model", config.model, "config.json names no model_type")
     names = stated.get("architectures") or []
@@ -238,5 +238,5 @@ def _own_weights(network: Any) -> None:
 
 def _eos_token_ids(folder: Path, hf_config: Any, config: EngineConfig) -> tuple[int, ...]:
     """Ids that end an answer; transformers' configuration has the defaults of the model's kind, too."""
-    path = folder / "generation_config.json"
-    return eos_token_ids(read_json(path, config) if path.is_file() else {}, hf_config.to_dict(), config.model)
+    generation = read_json(folder / "generation_config.json", config.model, missing_ok=True)
+    return eos_token_ids(generation, hf_config.to_dict(), config.model)
