@@ -8,22 +8,21 @@ from typing import Any
 
 import torch
 
-from pagetide_spec.config import EngineConfig
+from pagetide_spec.config import GIB, EngineConfig
 
 from .engine.core import EngineCore
 from .engine.sampling.compiler import StructureCompiler
 from .engine.sampling.sampler import Sampler
 from .engine.scheduler import Scheduler, SchedulerConfig
-from .model.loader import LoadedModel, load
-from .model.memory import batch_limits, bytes_per_token, kv_blocks, usable_window
+from .model.limits import batch_limits
+from .model.loader import LoadedModel, dtype_name, load
+from .model.memory import bytes_per_token, kv_blocks, usable_window
 from .model.runner import Runner
 from .model.speed import Speed, measure
 from .text.tokenizer import Tokenizer
 from .wire.messages import Ready
 
 log = logging.getLogger(__name__)
-
-GIB = 1 << 30
 
 
 def create_core(config: EngineConfig, progress: Callable[[str, float], None]) -> EngineCore:
@@ -114,7 +113,7 @@ def _ready(limits: SchedulerConfig, loaded: LoadedModel) -> Ready:
         block_size=limits.block_size,
         num_blocks=limits.num_blocks,
         num_swap_blocks=limits.num_swap_blocks,
-        dtype=str(loaded.dtype).removeprefix("torch."),
+        dtype=dtype_name(loaded.dtype),
         device=_device_name(loaded.device),
         attention=loaded.attention_name,
     )

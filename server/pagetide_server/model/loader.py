@@ -155,6 +155,11 @@ def dtype_of(hf_config: Any, config: EngineConfig, device: torch.device) -> torc
     return own if device.type == "cuda" and isinstance(own, torch.dtype) else torch.float32
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    """`float32`, as the setting `dtype` spells it."""
+    return str(dtype).removeprefix("torch.")
+
+
 @contextlib.contextmanager
 def _reported_weights(progress: Progress) -> Iterator[None]:
     """Tell `progress` of each weight that transformers loads, instead of its own bar."""
