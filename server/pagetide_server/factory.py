@@ -25,19 +25,25 @@ from .wire.messages import Ready
 log = logging.getLogger(__name__)
 
 
-def create_core(config: EngineConfig, progress: Callable[[str, float], None]) -> EngineCore:
+def create_core(
+    config: EngineConfig, progress: Callable[[str, float], None], tokenizer: Tokenizer | None = None
+) -> EngineCore:
     """Load the model and set up the engine around it; `progress(stage, fraction)` is told how far it is.
+
+    `tokenizer` is the model's own, where the caller has loaded it already.
 
     Raises:
         SettingError: a setting that this model or machine cannot fulfil.
         PagetideError: the model cannot be loaded.
     """
+    # Before the weights, so that one that cannot be had is told at once.
+    tokenizer = tokenizer or Tokenizer.load(config)
     loaded = load(config, progress)
     limits = scheduler_config(config, loaded, measure(loaded))
     log_limits(config, loaded, limits)
     ready = _ready(limits, loaded)
     eos = frozenset(loaded.eos_token_ids)
-    compiler = StructureCompiler(Tokenizer.load(config), eos)
+    compiler = StructureCompiler(tokenizer, eos)
     compiler.warm_up()
     return EngineCore(
         Scheduler(limits, _log_block_event if config.log_blocks else None),

@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
-import logging
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-import msgspec
-
-from pagetide_spec.config import EngineConfig
+from pagetide_spec.config import EngineConfig, setting_of
 from pagetide_spec.errors import PagetideError, SettingError
 
 from .interrupts import held_back
+from .logs import attach_log
 from .progress import LoadingProgress, prompts_bar
+from .requests import Message, Prompt, RequestMaker, as_list, conversations_in, one_each
 from .results import OpenPrompt, RequestOutput
 from .text.chat import configured, render
 from .text.tokenizer import Tokenizer
 from .threads import wait_passively
-from .wire.checks import check_params, check_prompt, check_text, plain_number
-from .wire.messages import AbortRequest, AddRequest, EngineStats, SamplingParams
+from .wire.checks import check_text
+from .wire.messages import AbortRequest, EngineStats, SamplingParams
 
-# Text, token ids, or either under vLLM's names: {"prompt": text} or {"prompt_token_ids": ids}.
-Prompt = str | Sequence[int] | Mapping[str, Any]
-Message = Mapping[str, Any]
+# Of the settings of the group "server" those that mean something here, and of the others those that do not.
+_FOLLOWED = {"chat_template", "log_level", "log_format"}
+_OF_A_SERVER = {"max_queue_len", "served_model_name"}
 
 # What `render` takes by itself; all else is a variable of the template.
 _RENDER_OPTIONS = ("tools", "documents", "add_generation_prompt", "continue_final_message")
@@ -39,8 +37,8 @@ COMPILE_POLL_SECONDS = 0.005
 class LLM:
     """A model for offline use.
 
-    `LLM(model="path or hub id", max_num_seqs=8, ...)` takes every EngineConfig field. Not thread-safe. Use it as a
-    context manager, or `close()` it, to free the model's memory.
+    `LLM(model="path or hub id", max_num_seqs=8, ...)` takes every EngineConfig field but those that only a server could
+    follow. Not thread-safe. Use it as a context manager, or `close()` it, to free the model's memory.
 
     Raises:
         SettingError: an engine setting that does not exist or has a wrong value.
@@ -49,18 +47,16 @@ class LLM:
 
     def __init__(self, model: str, **engine_config: Any) -> None:
         self._core: Any = None
-        self.config = EngineConfig.from_mapping({"model": model, **engine_config})
-        _set_up_logging(self.config)
+        self.config = _engine_config({"model": model, **engine_config})
+        attach_log(self.config.log_level, self.config.log_format)
         wait_passively()
         from .factory import create_core
 
-        # The bound of the queue protects a server from its clients; here all prompts are in memory anyhow.
-        unbounded = dataclasses.replace(self.config, max_queue_len=sys.maxsize)
         self._tokenizer = Tokenizer.load(self.config)
-        self._template = configured(self.config.chat_template, self._tokenizer)
+        self._templates = configured(self.config.chat_template, self._tokenizer)
         with LoadingProgress() as progress:
-            self._core = create_core(unbounded, progress.report)
-        self._ids = itertools.count()
+            self._core = create_core(self.config, progress.report, self._tokenizer)
+        self._requests = RequestMaker(self._tokenizer, self._core.ready)
 
     def generate(
         self,
@@ -81,19 +77,11 @@ class LLM:
             GenerationError: the engine refused or failed a request; the others of the call are aborted.
             KeyboardInterrupt: Ctrl-C, at the end of the running step; a second one within that step closes the LLM.
         """
-        core = self._open_core()
-        each = _as_list(prompts)
-        requests = [self._request(p, one) for p, one in zip(each, _one_each(params, len(each)), strict=True)]
-        with held_back() as interrupt:
-            try:
-                with prompts_bar(len(requests), progress) as advance:
-                    self._run({r.add.request_id: r for r in requests}, advance, interrupt.deliver)
-            finally:
-                if interrupt.broke_in:
-                    self.close()  # nobody knows how far the step had come
-                else:
-                    for request in requests:
-                        core.abort(AbortRequest(request.add.request_id))
+        self._open_core()
+        each = as_list(prompts)
+        with prompts_bar(len(each), progress) as advance:
+            requests = self._requests.make(each, one_each(params, len(each)))
+            self._answer(requests, advance)
         return [r.result() for r in requests]
 
     def chat(
@@ -112,18 +100,18 @@ class LLM:
         Raises:
             ChatTemplateError: the template refuses the messages, or the model has none.
         """
-        several = conversations if conversations and not isinstance(conversations[0], Mapping) else [conversations]
+        self._open_core()
         options = {name: template_options.pop(name) for name in _RENDER_OPTIONS if name in template_options}
-        options |= {"template": self._template, "variables": template_options}
-        texts = [render(self._tokenizer, messages, **options) for messages in several]  # type: ignore[arg-type]
+        texts = [
+            render(self._tokenizer, messages, self._templates, **options, variables=template_options)
+            for messages in conversations_in(conversations)
+        ]
         for text in texts:
             check_text(text, "messages")
         # The template writes the special tokens itself.
-        ids = [self._tokenizer.encode(text, add_special_tokens=False) for text in texts]
-        return [
-            dataclasses.replace(r, prompt=t)
-            for r, t in zip(self.generate(ids, params, progress=progress), texts, strict=True)
-        ]
+        ids = self._tokenizer.encode_batch(texts, add_special_tokens=False)
+        results = self.generate(ids, params, progress=progress)
+        return [dataclasses.replace(result, prompt=text) for result, text in zip(results, texts, strict=True)]
 
     @property
     def vocab_size(self) -> int:
@@ -154,28 +142,17 @@ class LLM:
             raise PagetideError("this LLM is closed; make a new one")
         return self._core
 
-    def _request(self, prompt: Prompt, params: SamplingParams) -> OpenPrompt:
-        prompt = _plain(prompt)
-        text = prompt if isinstance(prompt, str) else None
-        if text is not None:
-            check_text(text, "prompt")
-        params = check_params(params, self._core.ready)
-        token_ids = self._tokenizer.encode(text) if text is not None else _token_ids(prompt)
-        check_prompt(token_ids, self._core.ready, scored_only=params.max_tokens == 0)
-        words = self._tokenizer.bad_word_ids(params.bad_words)
-        # The best answers are told by their log probabilities, asked for or not.
-        ranked = params.best_of is not None and params.logprobs is None
-        add = AddRequest(
-            request_id=f"llm-{next(self._ids)}",
-            prompt_token_ids=token_ids,
-            params=msgspec.structs.replace(
-                params,
-                logprobs=0 if ranked else params.logprobs,
-                bad_words_token_ids=(*params.bad_words_token_ids, *words),
-            ),
-            arrival=time.monotonic(),
-        )
-        return OpenPrompt(add, params, text, self._tokenizer)
+    def _answer(self, requests: list[OpenPrompt], advance: Callable[[], object]) -> None:
+        """Run the requests to their end; whatever happens, none of them stays in the engine."""
+        with held_back() as interrupt:
+            try:
+                self._run({r.add.request_id: r for r in requests}, advance, interrupt.deliver)
+            finally:
+                if interrupt.broke_in:
+                    self.close()  # nobody knows how far the step had come
+                else:
+                    for request in requests:
+                        self._core.abort(AbortRequest(request.add.request_id))
 
     def _run(
         self, requests: dict[str, OpenPrompt], advance: Callable[[], object], between_steps: Callable[[], object]
@@ -199,45 +176,16 @@ class LLM:
             outputs = self._core.step().outputs
 
 
-def _set_up_logging(config: EngineConfig) -> None:
-    """Log at the configured level; to stderr if the program has set up no logging of its own."""
-    logger = logging.getLogger("pagetide_server")
-    logger.setLevel(config.log_level.upper())
-    if not logger.hasHandlers():
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-        logger.addHandler(handler)
+def _engine_config(settings: Mapping[str, Any]) -> EngineConfig:
+    """The configuration of an engine that no server stands before.
 
-
-def _one_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
-    if params is None or not isinstance(params, Sequence):
-        return [SamplingParams() if params is None else params] * count
-    if len(params) != count:
-        raise SettingError("params", f"{len(params)} entries", f"must be one, or {count}: one a prompt")
-    return list(params)
-
-
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str | Mapping):
-        return [prompts]
-    try:
-        each = list(prompts)
-    except TypeError:
-        raise SettingError("prompts", prompts, "must be text, a list of token ids, or a list of these") from None
-    return [prompts] if each and all(isinstance(plain_number(p), int) for p in each) else each  # type: ignore
-
-
-def _plain(prompt: Prompt) -> str | Sequence[int]:
-    if not isinstance(prompt, Mapping):
-        return prompt
-    known = [name for name in ("prompt_token_ids", "prompt") if name in prompt]
-    if len(known) != 1 or len(prompt) != 1:
-        raise SettingError("prompt", dict(prompt), "must have one entry, prompt or prompt_token_ids")
-    return prompt[known[0]]  # type: ignore[no-any-return]
-
-
-def _token_ids(prompt: Any) -> list[int]:
-    try:
-        return [plain_number(token_id) for token_id in prompt]
-    except TypeError:
-        raise SettingError("prompt", prompt, "must be text or a list of token ids") from None
+    Raises:
+        SettingError: a setting that does not exist, has a wrong value, or only a server could follow.
+    """
+    config = EngineConfig.from_mapping(settings)
+    groups = {field.name: setting_of(field).group for field in dataclasses.fields(EngineConfig)}
+    for name, value in settings.items():
+        if name in _OF_A_SERVER or (groups[name] == "server" and name not in _FOLLOWED):
+            raise SettingError(name, value, "is a setting of a server, which LLM is not; leave it out")
+    # The bound of the queue protects a server from its clients; here all prompts are in memory anyhow.
+    return dataclasses.replace(config, max_queue_len=sys.maxsize)

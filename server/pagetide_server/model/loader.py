@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from pagetide_spec.config import EngineConfig
+from pagetide_spec.config import GIB, EngineConfig
 from pagetide_spec.errors import PagetideError, SettingError, shorten
 
 from ..checkpoint.files import Progress, check_whole, eos_token_ids, read_json, resolve, silent, weight_files
@@ -186,6 +186,7 @@ def _reported_weights(progress: Progress) -> Iterator[None]:
 def _load_weights(folder: Path, config: EngineConfig, dtype: torch.dtype, device: torch.device, shape: Shape) -> Any:
     from transformers import AutoModelForCausalLM
 
+    _check_fits(folder, config, dtype, device, shape.parameters)
     from_pretrained: Any = AutoModelForCausalLM.from_pretrained
     try:
         network, info = from_pretrained(
@@ -205,10 +206,38 @@ def _load_weights(folder: Path, config: EngineConfig, dtype: torch.dtype, device
     _check_complete(info, network, config)
     if shape.relayed:
         relay(network)
-    network = network.to(device).eval().requires_grad_(False)
+    network = _moved(network, device, config).eval().requires_grad_(False)
     if device.type == "cpu":
         _own_weights(network)
     return network
+
+
+def _check_fits(folder: Path, config: EngineConfig, dtype: torch.dtype, device: torch.device, parameters: int) -> None:
+    """Refuse a model whose weights alone are larger than what is free on the GPU, before they are read.
+
+    Of weights that are quantized, or stored in another type, the lesser size is taken: more is found when they move.
+    """
+    if device.type != "cuda":
+        return
+    stored = sum(path.stat().st_size for path in weight_files(folder, config))
+    least, (free, _) = min(stored, parameters * dtype.itemsize), torch.cuda.mem_get_info(device)
+    if least > free:
+        problem = (
+            f"its weights take {least / GIB:.1f} GiB in {dtype_name(dtype)}, the GPU has {free / GIB:.1f} GiB free"
+        )
+        raise SettingError("model", config.model, f"{problem}; {_SMALLER}")
+
+
+_SMALLER = "set dtype to a smaller type, take a quantized model or a larger GPU (`pagetide plan` tells what fits)"
+
+
+def _moved(network: Any, device: torch.device, config: EngineConfig) -> Any:
+    try:
+        return network.to(device)
+    except torch.OutOfMemoryError as error:
+        raise SettingError(
+            "model", config.model, f"its weights do not fit into the GPU's memory; {_SMALLER}"
+        ) from error
 
 
 def _check_complete(info: dict[str, Any], network: Any, config: EngineConfig) -> None:

@@ -272,3 +272,34 @@ def test_quantized_weights_are_refused_if_none_are_wanted(tiny_model: Callable[[
     (folder / "config.json").write_text(json.dumps(stated))
     with pytest.raises(SettingError, match=r"quantization: 'none': the model's weights are quantized \(gptq\)"):
         load(EngineConfig(model=str(folder), quantization="none"))
+
+
+@pytest.fixture
+def small_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU with half a MiB; the tiny Llama's weights take 542,464 bytes in float32."""
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 19, 1 << 20))
+
+
+@pytest.mark.usefixtures("small_gpu")
+def test_weights_that_are_larger_than_the_gpu_are_refused_before_they_are_read(
+    tiny_model: Callable[[str], Path],
+) -> None:
+    with pytest.raises(SettingError, match=r"model: .* GiB in float32, the GPU has .* GiB free; .*`pagetide plan`"):
+        load(EngineConfig(model=str(tiny_model("llama")), dtype="float32"))
+
+
+def test_weights_that_do_not_fit_when_they_move_are_told_in_one_line(
+    tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    def full(*args: object, **kwargs: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate")
+
+    monkeypatch.setattr(torch.nn.Module, "to", full)
+    with pytest.raises(SettingError, match="do not fit into the GPU's memory; set dtype to a smaller type") as caught:
+        load(EngineConfig(model=str(tiny_model("llama"))))
+    assert "\n" not in str(caught.value)
