@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,10 +16,11 @@ from .engine.sampling.compiler import StructureCompiler
 from .engine.sampling.sampler import Sampler
 from .engine.scheduler import Scheduler, SchedulerConfig
 from .model.limits import batch_limits
-from .model.loader import LoadedModel, dtype_name, load
+from .model.loader import LoadedModel, load
 from .model.memory import bytes_per_token, kv_blocks, usable_window
 from .model.runner import Runner
 from .model.speed import Speed, measure
+from .model.weights import dtype_name
 from .text.tokenizer import Tokenizer
 from .wire.messages import Ready
 
@@ -39,6 +41,9 @@ def create_core(
     # Before the weights, so that one that cannot be had is told at once.
     tokenizer = tokenizer or Tokenizer.load(config)
     loaded = load(config, progress)
+    if not loaded.eos_token_ids:
+        # The model states no end: without one, no structured answer would end.
+        loaded = dataclasses.replace(loaded, eos_token_ids=tuple(sorted(tokenizer.eos_token_ids)))
     limits = scheduler_config(config, loaded, measure(loaded))
     log_limits(config, loaded, limits)
     ready = _ready(limits, loaded)

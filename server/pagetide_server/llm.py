@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
@@ -12,10 +13,11 @@ from typing import Any
 from pagetide_spec.config import EngineConfig, setting_of
 from pagetide_spec.errors import PagetideError, SettingError
 
+from .inputs import Message, Prompt, as_conversations, as_list, one_each
 from .interrupts import held_back
 from .logs import attach_log
 from .progress import LoadingProgress, prompts_bar
-from .requests import Message, Prompt, RequestMaker, as_list, conversations_in, one_each
+from .requests import RequestMaker
 from .results import OpenPrompt, RequestOutput
 from .text.chat import configured, render
 from .text.tokenizer import Tokenizer
@@ -38,7 +40,8 @@ class LLM:
     """A model for offline use.
 
     `LLM(model="path or hub id", max_num_seqs=8, ...)` takes every EngineConfig field but those that only a server could
-    follow. Not thread-safe. Use it as a context manager, or `close()` it, to free the model's memory.
+    follow. Of calls from several threads one waits for the other. Use it as a context manager, or `close()` it, to free
+    the model's memory.
 
     Raises:
         SettingError: an engine setting that does not exist or has a wrong value.
@@ -47,6 +50,8 @@ class LLM:
 
     def __init__(self, model: str, **engine_config: Any) -> None:
         self._core: Any = None
+        # Reentrant for handlers of signals that close it.
+        self._turn = threading.RLock()
         self.config = _engine_config({"model": model, **engine_config})
         attach_log(self.config.log_level, self.config.log_format)
         wait_passively()
@@ -77,11 +82,12 @@ class LLM:
             GenerationError: the engine refused or failed a request; the others of the call are aborted.
             KeyboardInterrupt: Ctrl-C, at the end of the running step; a second one within that step closes the LLM.
         """
-        self._open_core()
         each = as_list(prompts)
-        with prompts_bar(len(each), progress) as advance:
-            requests = self._requests.make(each, one_each(params, len(each)))
-            self._answer(requests, advance)
+        with self._turn:
+            self._open_core()
+            with prompts_bar(len(each), progress) as advance:
+                requests = self._requests.make(each, one_each(params, len(each)))
+                self._answer(requests, advance)
         return [r.result() for r in requests]
 
     def chat(
@@ -100,11 +106,10 @@ class LLM:
         Raises:
             ChatTemplateError: the template refuses the messages, or the model has none.
         """
-        self._open_core()
         options = {name: template_options.pop(name) for name in _RENDER_OPTIONS if name in template_options}
         texts = [
             render(self._tokenizer, messages, self._templates, **options, variables=template_options)
-            for messages in conversations_in(conversations)
+            for messages in as_conversations(conversations)
         ]
         for text in texts:
             check_text(text, "messages")
@@ -125,9 +130,10 @@ class LLM:
 
     def close(self) -> None:
         """Free the model and its KV cache; closing twice is no error."""
-        if self._core is not None:
-            self._core.close()
-        self._core = None
+        with self._turn:
+            if self._core is not None:
+                self._core.close()
+            self._core = None
 
     def __enter__(self) -> LLM:
         return self

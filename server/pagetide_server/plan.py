@@ -89,7 +89,7 @@ def parse_size(text: str) -> int:
     Raises:
         SettingError: it is no size.
     """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?I?)B?", text.strip().upper())
+    match = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]+)?)\s*([KMGT]?I?)B?", text.strip().upper())
     if not match or match[2] not in UNITS or not float(match[1]):
         raise SettingError("--device-memory", text, "must be a size such as 80GiB")
     return int(float(match[1]) * UNITS[match[2]])
@@ -104,7 +104,7 @@ def parse_lengths(text: str | None) -> list[int] | None:
     if text is None:
         return None
     parts = text.split(",")
-    if not all(re.fullmatch(r"\s*[0-9]{1,18}\s*", p) and int(p) for p in parts):
+    if not all(re.fullmatch(r"\s*0*[1-9][0-9]{0,17}\s*", p) for p in parts):
         raise SettingError("--lengths", text, "must be token counts such as 2048,8192")
     return [int(p) for p in parts]
 
@@ -115,7 +115,7 @@ def make_plan(config: EngineConfig, device_bytes: int, lengths: list[int] | None
     Raises:
         SettingError: the model cannot be served or has no room; says what to change.
     """
-    from .model.loader import dtype_name
+    from .model.weights import dtype_name
 
     model = _examined(config)
     room = _room(config, model, device_bytes)
@@ -163,8 +163,14 @@ class _Room:
     max_num_seqs: int
 
     def fitting(self, length: int, block_size: int) -> int:
-        """Sequences of a length that the engine runs at once."""
-        return min(self.max_num_seqs, self.blocks // -(-length // block_size)) if length <= self.window else 0
+        """Sequences of a length that the engine runs at once.
+
+        Raises:
+            SettingError: it serves none of that length.
+        """
+        if length > self.window:
+            raise SettingError("--lengths", length, f"a sequence has at most {self.window} tokens here")
+        return min(self.max_num_seqs, self.blocks // -(-length // block_size))
 
 
 def _examined(config: EngineConfig) -> _Model:

@@ -11,7 +11,7 @@ from pagetide_server.wire.checks import _described
     ("message", "words"),
     [
         pytest.param("Expected `int | null`, got `str`", "must be a whole number or None", id="of another type"),
-        pytest.param("Expected `str`, got `int` - at `$[0]`", "its entries must be text", id="an entry of another type"),
+        pytest.param("Expected `str`, got `int` - at `$[0]`", "its entries must be text", id="an entry of another"),
         pytest.param("Expected `int`, got `str` - at `key` in `$`", "its keys must be a whole number", id="a key"),
         pytest.param("Number out of range", "must hold in a number of double precision, which ends at 1.8e308",
                      id="too large"),

@@ -116,11 +116,17 @@ def test_the_engine_finds_the_same_blocks(
     assert memory.kv_blocks(config, on_gpu)[0] == plan.blocks > 0
 
 
-def test_a_length_that_the_engine_will_not_serve_does_not_run(
-    tiny_model: Tiny, capsys: pytest.CaptureFixture[str]
-) -> None:
-    plan = plan_of(capsys, str(tiny_model("llama")), "--lengths=512,513", "--max-num-seqs=7")
-    assert plan["concurrency"] == {"512": 7, "513": 0}
+def test_no_more_sequences_than_may_run(tiny_model: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = plan_of(capsys, str(tiny_model("llama")), "--lengths=512", "--max-num-seqs=7", "--kv-cache-memory-gib=1")
+    assert plan["blocks"] > 8 * 32
+    assert plan["concurrency"] == {"512": 7}
+
+
+def test_no_more_blocks_than_the_engine_makes(tiny_model: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
+    """As many as the sequences that may run can fill (see `kv_blocks`), however large the device."""
+    argv = [str(tiny_model("llama")), "--device-memory=80GiB", "--max-num-seqs=3", "--max-model-len=100"]
+    assert plan_of(capsys, *argv)["blocks"] == 3 * 7
+    assert plan_of(capsys, *argv, "--kv-cache-memory-gib=0.01")["blocks"] > 3 * 7
 
 
 @pytest.mark.real_model
@@ -157,7 +163,10 @@ def test_the_table_says_that_windows_save_nothing(tiny_model: Tiny, capsys: pyte
         pytest.param(["/no/such"], "no such folder", id="no model"),
         pytest.param(["TINY", "--device-memory=much"], "--device-memory: 'much'", id="no size"),
         pytest.param(["TINY", "--lengths=1,x"], "--lengths: '1,x'", id="no lengths"),
-        pytest.param(["TINY", "--lengths=²"], "--lengths: '²'", id="a digit that is no number"),
+        pytest.param(["TINY", "--lengths=\N{SUPERSCRIPT TWO}"], "--lengths: '\N{SUPERSCRIPT TWO}'", id="no digit"),
+        pytest.param(["TINY", "--lengths=" + "1" * 5000], "must be token counts", id="a length without end"),
+        pytest.param(["TINY", "--lengths=9,513"], "--lengths: 513: a sequence has at most 512 tokens here", id="long"),
+        pytest.param(["TINY", "--device-memory=" + "9" * 400], "must be a size such as", id="a size without end"),
         pytest.param(["TINY", "--block-size=7"], "--block-size: 7: must be one of", id="a wrong setting"),
         pytest.param(
             ["TINY", "--device-memory=100MiB"],
