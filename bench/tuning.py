@@ -63,9 +63,9 @@ PAIRS = (
         ("output_tokens_per_s", "ttft.p90", "e2e.p90"), SHORT_MEMORY,
     ),
     Pair(
-        "host memory to swap to", ("--swap-space-gib=0", "--swap-space-gib=1"),
-        "--requests=8 --concurrency=8 --input-tokens=32 --output-tokens=64",
-        ("output_tokens_per_s", "e2e.p90"), f"{SHORT_MEMORY} --kv-cache-memory-gib=0.02",
+        "host memory to swap to", ("--swap-space-gib=0", "--swap-space-gib=1 --preemption-mode=swap"),
+        "--requests=4 --concurrency=4 --input-tokens=256 --output-tokens=64",
+        ("output_tokens_per_s", "e2e.p90"), f"{SHORT_MEMORY} --kv-cache-memory-gib=0.04",
     ),
     Pair(
         "prefix cache", ("--no-enable-prefix-caching", "--enable-prefix-caching"),
@@ -74,7 +74,7 @@ PAIRS = (
     ),
     Pair(
         "window", ("--max-model-len=512", "--max-model-len=2048"),
-        "--requests=4 --concurrency=4 --input-tokens=32 --output-tokens=16", ("output_tokens_per_s", "ttft.p50"),
+        "--requests=8 --concurrency=8 --input-tokens=64 --output-tokens=32", ("output_tokens_per_s", "ttft.p50"),
     ),
 )  # fmt: skip
 
