@@ -1,4 +1,4 @@
-"""Connections that do not wait for ever: a client gets a limited time to send a request's head."""
+"""Connections: a client gets a limited time to send a request's head, and a stream a short way to its socket."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import asyncio
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from .short_way import SHORT_WAY, Outgoing, ShortWay
 
 
 class TimedProtocol(HttpToolsProtocol):
@@ -15,12 +17,13 @@ class TimedProtocol(HttpToolsProtocol):
     """
 
     head_timeout_s = 30.0
+    outgoing = Outgoing()
     _head_timer: asyncio.TimerHandle | None = None
 
     @classmethod
     def with_timeout(cls, seconds: float) -> type[TimedProtocol]:
         """The protocol with another limit."""
-        return type(cls.__name__, (cls,), {"head_timeout_s": seconds})
+        return type(cls.__name__, (cls,), {"head_timeout_s": seconds, "outgoing": Outgoing()})
 
     def connection_made(self, transport: Any) -> None:
         """A client connected."""
@@ -42,6 +45,8 @@ class TimedProtocol(HttpToolsProtocol):
         """A request's head is complete."""
         self._stop_timer()
         super().on_headers_complete()
+        if self.cycle is not None:
+            self.cycle.scope["extensions"] = {SHORT_WAY: ShortWay(self.cycle, self.outgoing)}
 
     def _start_timer(self) -> None:
         self._head_timer = self.loop.call_later(self.head_timeout_s, self._time_out)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from ..engine.client import EngineClient, Prompt
 from ..engine.failures import EngineDead
@@ -95,14 +95,23 @@ class Generation:
         """
         deltas: list[Delta] = []
         while self._open and not deltas:
-            outputs = await self._box.take()
-            now = time.monotonic()
-            if errors := [output for output in outputs if self._matters(output)]:
-                raise self._failed(errors)
-            for output in outputs:
-                if (delta := self._take(output, now)) is not None:
-                    deltas.append(delta)
+            deltas = self.absorb(await self._box.take())
         return deltas
+
+    def absorb(self, outputs: Sequence[SequenceOutput]) -> list[Delta]:
+        """The deltas that outputs make, which may be none.
+
+        Raises:
+            ApiError: the engine refused a prompt, or failed on it.
+        """
+        now = time.monotonic()
+        if errors := [o for o in outputs if o.finish_reason == "error" and self._matters(o)]:
+            raise self._failed(errors)
+        return [delta for output in outputs if (delta := self._take(output, now)) is not None]
+
+    def tap(self, tap: Callable[[SequenceOutput], bool]) -> None:
+        """Have `tap` see the outputs that come while `next` waits: what it takes, by `absorb`, does not reach `next`."""
+        self._box.tap = tap
 
     async def finish(self) -> list[Delta]:
         """Everything at once: one delta for each answer, in the order of their indexes."""
@@ -132,9 +141,8 @@ class Generation:
     # ---- outputs
 
     def _matters(self, output: SequenceOutput) -> bool:
-        """Whether it is an error, and not of an answer that a stop string has ended already."""
-        is_error = output.finish_reason == "error"
-        return is_error and self._by_id[output.request_id].answers[output.index].finish_reason is None
+        """Whether an error is not of an answer that a stop string has ended already."""
+        return self._by_id[output.request_id].answers[output.index].finish_reason is None
 
     def _take(self, output: SequenceOutput, now: float) -> Delta | None:
         run = self._by_id[output.request_id]
@@ -154,6 +162,8 @@ class Generation:
         if not run.is_open:
             self._open.discard(output.request_id)
             self._engine.ended(output.request_id)
+            # The end may have been found behind the back of a reader that waits.
+            self._box.wake()
             run.record.finish(run.answers[0].finish_reason or "stop")
 
     def _failed(self, errors: list[SequenceOutput]) -> ApiError:

@@ -219,7 +219,7 @@ class EngineClient:
 
     # ---- messages
 
-    def _handle(self, message: FromEngine) -> None:
+    def _handle(self, message: FromEngine, is_last: bool = True) -> None:
         if isinstance(message, StepOutput):
             self.stats = message.stats
             self._on_step(message)
@@ -227,7 +227,7 @@ class EngineClient:
             for output in message.outputs:
                 box = boxes.get(output.request_id)
                 if box is not None:
-                    box.put(output)
+                    box.put(output, is_last)
         elif isinstance(message, Heartbeat):
             self._pulse.beat(message, time.monotonic())
         elif isinstance(message, Loading):

@@ -21,11 +21,13 @@ LAST_WORDS_MS = 100
 class Link:
     """Sockets in a private folder. Incoming messages are handed to `handle` from the event loop.
 
+    `handle` also hears whether a message is the last one: no other has arrived behind it yet.
+
     Attributes:
         inputs, outputs: the addresses that the engine process reads from and writes to.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, handle: Callable[[FromEngine], None]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, handle: Callable[[FromEngine, bool], None]) -> None:
         self._loop, self._handle = loop, handle
         self.folder = tempfile.mkdtemp(prefix="pagetide-")
         self.inputs, self.outputs = f"ipc://{self.folder}/in", f"ipc://{self.folder}/out"
@@ -37,6 +39,8 @@ class Link:
         # The receiver binds: a sender that connects queues its messages, whether its peer is there already or no more.
         self._outgoing = self._socket(zmq.PUSH)
         self._outgoing.connect(self.inputs)
+        # A message that has been read but not handled.
+        self._ahead: bytes | None = None
         # The turn in which the rest is handled, if there is a rest.
         self._again: asyncio.Handle | None = None
         self._descriptor = int(self._incoming.getsockopt(zmq.FD))
@@ -56,19 +60,28 @@ class Link:
             return
         # Whatever becomes of a message, those behind it must not stay where nothing announces them any more.
         self._again = self._loop.call_soon(self.receive)
+        raw = self._ahead if self._ahead is not None else self._read()
         for _ in range(DRAIN_AT_ONCE):
-            try:
-                raw = self._incoming.recv(zmq.NOBLOCK)
-            except zmq.Again:
+            if raw is None:
                 self._again.cancel()
                 self._again = None
                 return
-            self._handle(self._decoder.decode(raw))
+            self._ahead = self._read()
+            self._handle(self._decoder.decode(raw), self._ahead is None)
+            raw = self._ahead
 
     def receive_last(self) -> None:
         """Handle what an ended process has left in the socket."""
-        while self._incoming.poll(LAST_WORDS_MS):
-            self._handle(self._decoder.decode(self._incoming.recv(zmq.NOBLOCK)))
+        raw, self._ahead = self._ahead, None
+        while raw is not None or self._incoming.poll(LAST_WORDS_MS):
+            self._handle(self._decoder.decode(raw or self._incoming.recv(zmq.NOBLOCK)), False)
+            raw = None
+
+    def _read(self) -> bytes | None:
+        try:
+            return self._incoming.recv(zmq.NOBLOCK)
+        except zmq.Again:
+            return None
 
     def close(self) -> None:
         """Close the sockets and remove their folder."""
