@@ -110,7 +110,7 @@ class Generation:
         return [delta for output in outputs if (delta := self._take(output, now)) is not None]
 
     def tap(self, tap: Callable[[SequenceOutput], bool]) -> None:
-        """Have `tap` see the outputs that come while `next` waits: what it takes, by `absorb`, does not reach `next`."""
+        """Have `tap` see the outputs that come while `next` waits; what it takes does not reach `next`."""
         self._box.tap = tap
 
     async def finish(self) -> list[Delta]:
