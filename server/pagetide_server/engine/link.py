@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
-import tempfile
 from collections.abc import Callable
 
 import msgspec
 import zmq
 
 from .messages import FromEngine, ToEngine
+from .socket_folder import SocketFolder
 
 # Messages handled before other tasks of the event loop get their turn.
 DRAIN_AT_ONCE = 32
@@ -29,8 +28,8 @@ class Link:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, handle: Callable[[FromEngine, bool], None]) -> None:
         self._loop, self._handle = loop, handle
-        self.folder = tempfile.mkdtemp(prefix="pagetide-")
-        self.inputs, self.outputs = f"ipc://{self.folder}/in", f"ipc://{self.folder}/out"
+        self._folder = SocketFolder()
+        self.inputs, self.outputs = (f"ipc://{self._folder.path / name}" for name in ("in", "out"))
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -89,7 +88,7 @@ class Link:
         self._incoming.close()
         self._outgoing.close()
         self._context.term()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self._folder.remove()
 
     def _socket(self, kind: int) -> zmq.Socket[bytes]:
         socket = self._context.socket(kind)

@@ -283,3 +283,20 @@ def test_help_groups_flags_and_shows_defaults():
     assert found.returncode == 0
     for text in ("scheduling:", "memory:", "--max-num-seqs", "(default: 16)", "PAGETIDE_", "exit codes"):
         assert text in found.stdout
+
+
+def test_what_a_killed_server_left_goes_at_the_next_start(launch, tmp_path, wait):
+    def folders():
+        return sorted(tmp_path.glob("pagetide-ipc-*"))
+
+    with launch() as killed:
+        (left,) = folders()
+        assert oct(left.stat().st_mode)[-3:] == "700"
+        killed.process.kill()
+        killed.process.wait()
+        assert folders() == [left]
+    with launch() as first, launch() as second:
+        assert left not in folders()
+        assert len(folders()) == 2  # one that runs is left alone
+        assert [first.stop(), second.stop()] == [0, 0]
+    assert folders() == []
