@@ -93,7 +93,7 @@ async def test_an_idle_engine_is_healthy(engine):
 
 
 async def test_the_socket_folder_is_private_and_removed(engine):
-    folder = Path(engine._link.folder)
+    folder = engine._link._folder.path
     assert mode_of(folder) == 0o700
     await engine.close()
     assert mode_of(folder) is None
