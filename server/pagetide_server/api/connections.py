@@ -62,7 +62,9 @@ class TimedProtocol(HttpToolsProtocol):
         self._stop_timer()
         super().on_headers_complete()
         if self.cycle is not None:
-            self.cycle.scope["extensions"] = {SHORT_WAY: ShortWay(self.cycle, self.outgoing)}
+            # ASGI's types know no extension of a server's own.
+            extensions: Any = {SHORT_WAY: ShortWay(self.cycle, self.outgoing)}
+            self.cycle.scope["extensions"] = extensions
 
     def on_message_complete(self) -> None:
         """A request is complete, unless it offers to change the protocol: then its body is still to be read."""

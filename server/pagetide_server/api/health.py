@@ -40,6 +40,7 @@ async def health(request: Request) -> Response:
     return _answer(context_of(request).why_unready())
 
 
+@router.head(PATH_METRICS, include_in_schema=False)
 @router.get(PATH_METRICS)
 async def metrics(request: Request) -> Response:
     """Prometheus' text format."""

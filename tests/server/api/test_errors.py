@@ -180,7 +180,7 @@ def test_wrong_routes_are_error_objects_too(server, method, path, status):
 
 
 def test_probes_may_ask_for_the_head_only(server):
-    for path in ("/livez", "/readyz", "/health"):
+    for path in ("/livez", "/readyz", "/health", "/metrics"):
         answer = server.http.head(path)
         assert (answer.status_code, answer.content) == (200, b"")
 
