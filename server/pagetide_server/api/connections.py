@@ -72,7 +72,10 @@ class TimedProtocol(HttpToolsProtocol):
             super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is no HTTP, with an error object, and close the connection."""
+        """Refuse what is no HTTP, with an error object unless that would land inside another answer, and hang up."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.transport.close()
+            return
         response = invalid(msg).response({"connection": "close", HEADER_REQUEST_ID: uuid.uuid4().hex})
         head = b"".join(b"%b: %b\r\n" % header for header in response.raw_headers)
         self.transport.write(b"HTTP/1.1 400 Bad Request\r\n%b\r\n%b" % (head, bytes(response.body)))

@@ -98,6 +98,34 @@ def test_sigterm_lets_streams_finish_and_takes_no_more(launch, wait):
         assert not alive(engine)
 
 
+def test_sigterm_under_load_loses_no_stream_that_has_begun(launch, wait):
+    """Forty clients ask again and again, whatever the signal's moment finds them at."""
+    begun, answered = [], []
+
+    def client(server, number):
+        with httpx.Client(base_url=server.url, timeout=30, trust_env=False) as http:
+            while True:
+                body = {"prompt": f"The old {number}", "max_tokens": 20, "ignore_eos": True, "stream": True}
+                try:
+                    with http.stream("POST", "/v1/completions", json=body) as response:
+                        if response.status_code != 200:
+                            return response.status_code
+                        begun.append(number)
+                        text = response.read().decode()
+                except (httpx.ConnectError, httpx.ReadError, httpx.RemoteProtocolError):
+                    return "gone"
+                assert text.endswith("data: [DONE]\n\n"), text[-300:]
+                assert text.count('"finish_reason":"length"') == 1
+                answered.append(number)
+
+    with launch(FAKE_STEP_S="0.02") as server, futures.ThreadPoolExecutor(40) as pool:
+        jobs = [pool.submit(client, server, number) for number in range(40)]
+        wait(lambda: len(answered) > 60)
+        assert server.stop() == 0
+        assert {job.result(20) for job in jobs} <= {503, "gone"}
+    assert len(begun) == len(answered)
+
+
 @pytest.mark.parametrize(
     ("second", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)], ids=["second SIGTERM", "Ctrl-C after SIGTERM"]
 )

@@ -185,6 +185,18 @@ def test_what_is_no_http_gets_an_error_object(server):
     found.close()
 
 
+def test_rubbish_behind_a_request_ends_its_stream_without_an_answer_in_its_middle(server, wait):
+    wait(lambda: idle(server))
+    found = opened(server, stream=True)
+    data = read_events(found, 2)
+    found.sendall(b"\x00rubbish\r\n\r\n")
+    while part := found.recv(4096):
+        data += part
+    found.close()
+    assert data.count(b"HTTP/1.1") == 1
+    wait(lambda: idle(server), 5)
+
+
 def test_half_requests_disturb_nobody_and_are_closed_in_time(server, wait):
     data = wire("/v1/completions", {"prompt": "x", "max_tokens": 1})
     halves = [connect(server) for _ in range(20)]
