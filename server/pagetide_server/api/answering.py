@@ -11,10 +11,10 @@ from starlette.types import Send
 
 from pagetide_spec.names import HEADER_REQUEST_ID
 
-from ..engine.client import Prompt
-from ..engine.messages import SequenceOutput
+from ..process.client import Prompt
 from ..text.answer import Delta
 from ..text.tokenizer import Tokenizer
+from ..wire.messages import SequenceOutput
 from .context import Context, context_of
 from .decoding import parse
 from .generation import Generation, generating

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from ..engine.params import RANGES
+from ..wire.checks import RANGES
 
 
 def _within(name: str) -> Meta:

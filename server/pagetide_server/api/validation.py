@@ -6,8 +6,8 @@ import dataclasses
 
 import msgspec
 
-from ..engine.messages import SamplingParams
-from ..engine.params import MAX_STOPS
+from ..wire.checks import MAX_STOPS
+from ..wire.messages import SamplingParams
 from .errors import invalid, wrong
 from .protocol import ChatRequest, CompletionRequest, SamplingFields
 from .structures import structure_of

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from ..engine.messages import SamplingParams, SequenceOutput, TokenLogprobs
+from ..wire.messages import SamplingParams, SequenceOutput, TokenLogprobs
 from .detokenizer import Detokenizer
 from .tokenizer import Tokenizer
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ..engine.messages import SamplingParams
+from ..wire.messages import SamplingParams
 from .stop import Match, StopFinder
 from .tokenizer import Tokenizer
 
