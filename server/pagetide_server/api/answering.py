@@ -111,8 +111,8 @@ class _Events:
         def tap(output: SequenceOutput) -> bool:
             if output.finish_reason is not None or not way.is_free():
                 return False
-            deltas = self._generation.absorb([output])
-            if deltas and (part := self._part(deltas)):
+            delta = self._generation.absorb_plain(output)
+            if delta is not None and (part := self._part([delta])):
                 way.write(part)
             return True
 

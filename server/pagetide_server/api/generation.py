@@ -19,7 +19,7 @@ from .metrics import ServerMetrics
 from .record import Record
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(slots=True)
 class Run:
     """One prompt and its answers."""
 
@@ -80,6 +80,8 @@ class Generation:
         runs: the prompts with their answers.
     """
 
+    __slots__ = ("_box", "_by_id", "_engine", "_metrics", "_open", "runs")
+
     def __init__(self, engine: EngineClient, metrics: ServerMetrics, box: Mailbox, runs: list[Run]) -> None:
         self._engine, self._metrics, self._box = engine, metrics, box
         self.runs = runs
@@ -108,6 +110,10 @@ class Generation:
         if errors := [o for o in outputs if o.finish_reason == "error" and self._matters(o)]:
             raise self._failed(errors)
         return [delta for output in outputs if (delta := self._take(output, now)) is not None]
+
+    def absorb_plain(self, output: SequenceOutput) -> Delta | None:
+        """The delta of one output that is neither an end nor an error."""
+        return self._take(output, time.monotonic())
 
     def tap(self, tap: Callable[[SequenceOutput], bool]) -> None:
         """Have `tap` see the outputs that come while `next` waits; what it takes does not reach `next`."""

@@ -33,6 +33,11 @@ class Detokenizer:
     stop string. Work is proportional to the new tokens.
     """
 
+    __slots__ = (
+        "_begun", "_ended", "_finder", "_held", "_keeps_stop", "_length", "_min_tokens", "_open", "_partial",
+        "_skipped", "_stops", "_tokenizer", "_tokens",
+    )  # fmt: skip
+
     def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
         self._tokenizer = tokenizer
         self._skipped = tokenizer.special_ids if params.skip_special_tokens else frozenset[int]()
