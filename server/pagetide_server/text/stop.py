@@ -21,8 +21,6 @@ class StopFinder:
     the new text (Knuth, Morris and Pratt, "Fast pattern matching in strings", 1977), whatever is held back.
     """
 
-    __slots__ = ("_patterns", "_seen")
-
     def __init__(self, stops: tuple[str, ...]) -> None:
         # Longest first: it wins among those that end together.
         self._patterns = [_Pattern(stop) for stop in sorted(set(filter(None, stops)), key=len, reverse=True)]
