@@ -140,7 +140,11 @@ class Heart(threading.Thread):
             loop = self._loop
             self._outbox.send(
                 Heartbeat(
-                    time=time.monotonic(), steps=loop.steps, step_started=loop.step_started, has_work=loop.has_work
+                    time=time.monotonic(),
+                    steps=loop.steps,
+                    step_started=loop.step_started,
+                    has_work=loop.has_work,
+                    cpu_seconds=time.process_time(),
                 )
             )
             time.sleep(HEARTBEAT_SECONDS)

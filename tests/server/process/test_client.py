@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -15,6 +18,7 @@ from pagetide_server.process.channels import READ_AT_ONCE, Inbox, Outbox
 from pagetide_server.process.client import EngineClient, EngineDead, EngineFailed, Prompt
 from pagetide_server.process.link import Link
 from pagetide_server.process.pulse import Pulse
+from pagetide_server.process.vitals import Vitals, vitals
 from pagetide_server.wire.messages import AbortRequest, Heartbeat, Loading, SamplingParams, Structure
 from pagetide_spec.config import EngineConfig
 
@@ -221,6 +225,36 @@ def test_health_is_decided_from_heartbeats(beats, now, problem):
         pulse.beat(heartbeat, at)
     found = pulse.problem(now)
     assert (found is None) if problem is None else (problem in found)
+
+
+@pytest.mark.parametrize(
+    ("found", "silence", "is_lost"),
+    [
+        pytest.param(Vitals(is_stopped=False, cpu_seconds=3.5), 20, False, id="it computes"),
+        pytest.param(Vitals(is_stopped=False, cpu_seconds=3.5), 61, True, id="it computes, but for too long"),
+        pytest.param(Vitals(is_stopped=False, cpu_seconds=3.0), 7, True, id="it does nothing"),
+        pytest.param(Vitals(is_stopped=True, cpu_seconds=3.5), 7, True, id="it is stopped"),
+        pytest.param(None, 7, True, id="nobody knows"),
+    ],
+)
+def test_a_silent_engine_that_computes_is_given_more_time(found, silence, is_lost):
+    pulse = Pulse()
+    pulse.beat(Heartbeat(time=0, steps=0, step_started=None, has_work=False, cpu_seconds=3.0), 0)
+    assert (pulse.problem(silence, lambda: found) is not None) == is_lost
+
+
+def test_a_process_tells_whether_it_is_stopped_and_what_it_has_computed():
+    process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        while (found := vitals(process.pid)).cpu_seconds < 0.05:
+            assert not found.is_stopped
+        process.send_signal(signal.SIGSTOP)
+        while not vitals(process.pid).is_stopped:
+            pass
+    finally:
+        process.kill()
+        process.wait()
+    assert vitals(process.pid) is None
 
 
 @pytest.mark.parametrize(
