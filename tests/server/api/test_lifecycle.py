@@ -313,6 +313,10 @@ def test_help_groups_flags_and_shows_defaults():
         assert text in found.stdout
 
 
+def test_the_engine_can_be_told_from_the_server_in_a_list_of_processes(server):
+    assert Path(f"/proc/{server.engine_pid}/comm").read_text() == "pagetide-engine\n"
+
+
 def test_what_a_killed_server_left_goes_at_the_next_start(launch, tmp_path, wait):
     def folders():
         return sorted(tmp_path.glob("pagetide-ipc-*"))
