@@ -77,10 +77,10 @@ class Link:
             raw = None
 
     def _read(self) -> bytes | None:
-        try:
-            return self._incoming.recv(zmq.NOBLOCK)
-        except zmq.Again:
+        # Asking is cheaper than the exception of a `recv` that finds nothing.
+        if not int(self._incoming.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             return None
+        return self._incoming.recv(zmq.NOBLOCK)
 
     def close(self) -> None:
         """Close the sockets and remove their folder."""

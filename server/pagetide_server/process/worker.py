@@ -209,12 +209,6 @@ def serve(core: Core, inbox: Inbox, outbox: Outbox, heart: Callable[[Loop], Hear
     core.close()
 
 
-def show_name() -> None:
-    """Tell what this process is to those who look at the system's list of processes (Linux)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_NAME, PROCESS_NAME)
-
-
 def die_with_parent(parent: int) -> None:
     """Have the kernel end this process with its parent (Linux); elsewhere the heartbeat looks."""
     # The parent decides when to stop: a Ctrl-C or a SIGTERM to the whole group must not cut running requests.
@@ -222,6 +216,8 @@ def die_with_parent(parent: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        # For those who look at the list of processes.
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, PROCESS_NAME)
     if os.getppid() != parent:
         os._exit(EXIT_ENGINE)
 
@@ -230,7 +226,6 @@ def main() -> int:
     """Read the `Launch`, start the core, serve."""
     launch = msgspec.json.decode(sys.stdin.buffer.read(), type=Launch)
     die_with_parent(launch.parent)
-    show_name()
     wait_passively()
     set_up_logging(launch.config["log_level"], launch.config["log_format"], "engine")
     # The heartbeat's socket lives in a context of its own: the main one is ended below, while that thread still beats.

@@ -130,12 +130,8 @@ def test_pipelined_requests_are_answered_in_order(server):
     found = connect(server)
     prompts = ["The old", "In the market"]
     found.sendall(b"".join(wire("/v1/completions", {"prompt": p, "max_tokens": 4}) for p in prompts))
-    texts = []
-    for _ in prompts:
-        response = http.client.HTTPResponse(found)
-        response.begin()
-        texts.append(json.loads(response.read())["choices"][0]["text"])
-    found.close()
+    with found, found.makefile("rb") as file:
+        texts = [whole_answer(file)[1]["choices"][0]["text"] for _ in prompts]
     assert texts == [server.complete(prompt=p, max_tokens=4)["choices"][0]["text"] for p in prompts]
 
 
