@@ -12,7 +12,7 @@ from pagetide_spec.resource import InferenceService
 
 from .capacity import Capacity, is_ready
 from .failures import OF_PODS_TO_COME, Failure, worst_failure
-from .rollout import is_one_by_one, is_rolling, template_hash
+from .rollout import is_current, is_one_by_one, is_rolling
 
 Object = Mapping[str, Any]
 Status = dict[str, Any]
@@ -149,8 +149,7 @@ def _current_pods(children: Children) -> list[Object]:
     """The pods of the version that is wanted now: what ails the ones it replaces is no matter any more."""
     if children.deployment is None:
         return list(children.pods)
-    current = template_hash(children.deployment["spec"]["template"])
-    return [p for p in children.pods if template_hash(p) == current]
+    return [p for p in children.pods if is_current(p, children.deployment)]
 
 
 def _counts(deployment: Object | None) -> dict[str, int]:

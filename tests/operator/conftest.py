@@ -1,4 +1,4 @@
-"""Says at the end of a run what was left out for want of a control plane or of helm."""
+"""Says at the end of a run what was left out for want of a control plane, of its images, or of helm."""
 
 import os
 import shutil
@@ -39,17 +39,24 @@ def pytest_collection_modifyitems(config, items):
 
 def pytest_terminal_summary(terminalreporter, config):
     skipped = [str(r.longrepr) for r in terminalreporter.stats.get("skipped", [])]
-    without_helm = sum("needs helm" in reason for reason in skipped)
+    without_tools = sum("needs helm" in reason or "needs kubectl" in reason for reason in skipped)
     count = len(config.stash[_left_out])
     without_nodes = sum("needs nodes" in reason for reason in skipped)
-    if count or without_helm or without_nodes:
+    without_images = sum("needs images" in reason for reason in skipped)
+    if count or without_tools or without_nodes or without_images:
         terminalreporter.section("left out")
     if count:
         terminalreporter.line(f"{count} tests need a Kubernetes control plane: {_HOW}.")
     if without_nodes:
         terminalreporter.line(f"{without_nodes} tests need nodes that run pods: set {VARIABLE} to a whole cluster.")
-    if without_helm:
-        terminalreporter.line(f"{without_helm} tests need helm: put it on PATH, or name it in HELM.")
+    if without_images:
+        terminalreporter.line(
+            f"{without_images} tests need Pagetide's images in the cluster: load them there, set PAGETIDE_TEST_IMAGES."
+        )
+    if without_tools:
+        terminalreporter.line(
+            f"{without_tools} tests need helm or kubectl: put them on PATH, or name them in HELM and KUBECTL."
+        )
 
 
 @pytest.fixture
