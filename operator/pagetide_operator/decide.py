@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pagetide_spec.errors import ResourceError
+from pagetide_spec.names import COMPONENT_PREFETCH, LABEL_COMPONENT
 from pagetide_spec.resource import InferenceService, dropped_fields, parse
 
 from .capacity import Capacity, total
 from .desired import Platform, children, wanted_replicas
 from .failures import REASONS, Failure
 from .plan import Key, Plan, Settled, plan
+from .prefetch import fetch_state, fetching_of
 from .rollout import choose_rollout, waits_for_device
-from .status import ONE_BY_ONE, Children, Status, changes, condition_of, invalid_status, service_status
+from .status import ONE_BY_ONE, PREFETCHING, Children, Status, changes, condition_of, invalid_status, service_status
 from .times import timestamp
 
 Object = Mapping[str, Any]
@@ -38,8 +40,20 @@ class Seen:
 
     @property
     def pods(self) -> list[Object]:
-        """The live pods."""
-        return [c for c in self.children if c["kind"] == "Pod"]
+        """The live pods that answer requests, or will."""
+        return [p for p in self._pods() if not _is_fetcher(p)]
+
+    @property
+    def fetchers(self) -> list[Object]:
+        """The live pods of the Job that fills the model cache."""
+        return [p for p in self._pods() if _is_fetcher(p)]
+
+    def _pods(self) -> Iterator[Object]:
+        return (c for c in self.children if c["kind"] == "Pod")
+
+
+def _is_fetcher(pod: Object) -> bool:
+    return bool((pod["metadata"].get("labels") or {}).get(LABEL_COMPONENT) == COMPONENT_PREFETCH)
 
 
 def understood(resource: Object) -> InferenceService:
@@ -73,7 +87,8 @@ def plan_for(
         return Plan((), ())
     rollout = choose_rollout(service, seen.deployment, seen.pods, platform.surge_patience, now)
     replicas = wanted_replicas(service, seen.resource.get("status") or {})
-    desired = children(service, platform, replicas, rollout, seen.deployment)
+    fetching = fetching_of(service, platform, seen.deployment, seen.children)
+    desired = children(service, platform, replicas, rollout, seen.deployment, fetching)
     return plan(desired, seen.children, settled, service.uid)
 
 
@@ -87,7 +102,8 @@ def status_changes(
         after = invalid_status(service, seen.resource, seen.deployment, time)
     else:
         wanted = wanted_replicas(service, before)
-        found = Children(seen.deployment, seen.pods, total(seen.pods, seen.capacities))
+        fetch = fetch_state(service, seen.deployment, seen.children, seen.fetchers)
+        found = Children(seen.deployment, seen.pods, total(seen.pods, seen.capacities), fetch)
         after = service_status(service, before, found, wanted, trouble, time)
     return changes(before, after)
 
@@ -99,7 +115,7 @@ def event_for(before: Object, change: Object) -> tuple[str, str, str] | None:
     """
     ready, progress = (_news(before, change, kind) for kind in ("Ready", "Progressing"))
     if ready:
-        is_fine = ready["status"] == "True" or ready["reason"] in ("Starting", "ScaledToZero")
+        is_fine = ready["status"] == "True" or ready["reason"] in ("Starting", "ScaledToZero", PREFETCHING.reason)
         return "Normal" if is_fine else "Warning", ready["reason"], ready["message"]
     is_told = progress and progress["reason"] == condition_of({**before, **change}, "Ready").get("reason")
     if progress and progress["reason"] in {*REASONS, ONE_BY_ONE.reason} and not is_told:

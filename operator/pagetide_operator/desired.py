@@ -10,6 +10,7 @@ from typing import Any
 from pagetide_spec.names import (
     ANNOTATION_APPLIED,
     ANNOTATION_FINGERPRINT,
+    ANNOTATION_PREFETCHED,
     ANNOTATION_TEMPLATE,
     ANNOTATION_TEMPLATE_HASH,
     API_VERSION,
@@ -51,28 +52,64 @@ class Platform:
     surge_patience: float = 30.0
 
 
+@dataclasses.dataclass(frozen=True)
+class Fetching:
+    """How far the model is on its way into the cache.
+
+    Attributes:
+        key: what the cache is to hold, hashed; None where nothing is fetched beforehand.
+        is_done: pods may be made for it.
+        job: the Job that fetches it, as long as it is wanted.
+    """
+
+    key: str | None = None
+    is_done: bool = True
+    job: Manifest | None = None
+
+
+NOTHING_TO_FETCH = Fetching()
+
+
+@dataclasses.dataclass(frozen=True)
+class Version:
+    """What the pods of a Deployment are made from; `fetched`: what was put into the cache for them."""
+
+    fingerprint: str
+    template: Manifest
+    fetched: str | None
+
+
 def children(
-    service: InferenceService, platform: Platform, replicas: int, rollout: Rollout, live: Mapping[str, Any] | None
+    service: InferenceService,
+    platform: Platform,
+    replicas: int,
+    rollout: Rollout,
+    live: Mapping[str, Any] | None,
+    fetching: Fetching = NOTHING_TO_FETCH,
 ) -> list[Manifest]:
     """The manifests of all children, in the order in which they are to be applied.
 
     `live` is the Deployment as it stands: where the service is the one that its pods were made for, they keep their
-    template, whatever this version of the operator would write, so that an upgrade restarts nothing.
+    template, whatever this version of the operator would write, so that an upgrade restarts nothing. While the model
+    is being fetched they keep it, too, or are not made yet.
     """
-    template = kept_template(service, live) or pod_template(service, platform.image)
     out = [
         _service(service, service.name, {}),
         _service(service, headless_name(service.name), {"clusterIP": "None"}),
-        _deployment(service, template, replicas, rollout),
         _budget(service, platform.budget_version),
     ]
+    version = _version(service, platform, live, fetching)
+    if version is not None:
+        out.insert(2, _deployment(service, version, replicas, rollout))
+    if fetching.job is not None:
+        out.insert(0, fetching.job)
     if service.cache is not None and service.cache.size is not None:
         out.insert(0, _claim(service))
     if "serviceAccountName" not in service.template:
-        out.insert(0, {**_head("v1", "ServiceAccount", service, service.name), "automountServiceAccountToken": False})
+        out.insert(0, {**head("v1", "ServiceAccount", service, service.name), "automountServiceAccountToken": False})
     if platform.has_service_monitors:
         out.append(_monitor(service))
-    return [_stamped(child) for child in out]
+    return [stamped(child) for child in out]
 
 
 def kept_template(service: InferenceService, live: Mapping[str, Any] | None) -> Manifest | None:
@@ -80,8 +117,14 @@ def kept_template(service: InferenceService, live: Mapping[str, Any] | None) -> 
 
     What somebody has edited does not have the hash that it carries, and is made anew.
     """
-    annotations = (live or {}).get("metadata", {}).get("annotations") or {}
-    if annotations.get(ANNOTATION_FINGERPRINT) != service.fingerprint or ANNOTATION_TEMPLATE not in annotations:
+    annotations = annotations_of(live)
+    return noted_template(live) if annotations.get(ANNOTATION_FINGERPRINT) == service.fingerprint else None
+
+
+def noted_template(live: Mapping[str, Any] | None) -> Manifest | None:
+    """The pod template that the live Deployment was made with, if it can still be told."""
+    annotations = annotations_of(live)
+    if ANNOTATION_TEMPLATE not in annotations:
         return None
     try:
         template: Manifest = json.loads(annotations[ANNOTATION_TEMPLATE])
@@ -91,6 +134,25 @@ def kept_template(service: InferenceService, live: Mapping[str, Any] | None) -> 
         return None
     template["metadata"]["annotations"][ANNOTATION_TEMPLATE_HASH] = noted
     return template if is_ours else None
+
+
+def annotations_of(live: Mapping[str, Any] | None) -> Mapping[str, str]:
+    """The annotations of an object that may be absent."""
+    return (live or {}).get("metadata", {}).get("annotations") or {}
+
+
+def _version(
+    service: InferenceService, platform: Platform, live: Mapping[str, Any] | None, fetching: Fetching
+) -> Version | None:
+    """What the Deployment's pods are to be made from; None: they must wait."""
+    annotations = annotations_of(live)
+    if fetching.is_done:
+        template = kept_template(service, live) or pod_template(service, platform.image)
+        return Version(service.fingerprint, template, fetching.key)
+    template_before = noted_template(live)
+    if template_before is None:
+        return None
+    return Version(annotations[ANNOTATION_FINGERPRINT], template_before, annotations.get(ANNOTATION_PREFETCHED))
 
 
 def wanted_replicas(service: InferenceService, status: Mapping[str, Any]) -> int:
@@ -124,14 +186,15 @@ def key_of(manifest: Mapping[str, Any]) -> tuple[str, str]:
     return manifest["kind"], manifest["metadata"]["name"]
 
 
-def _stamped(child: Manifest) -> Manifest:
+def stamped(child: Manifest) -> Manifest:
     """`child` with the hash of itself: what was applied from something else must be applied again."""
     annotations = child["metadata"].setdefault("annotations", {})
     annotations[ANNOTATION_APPLIED] = digest(child)
     return child
 
 
-def _head(api_version: str, kind: str, service: InferenceService, name: str) -> Manifest:
+def head(api_version: str, kind: str, service: InferenceService, name: str) -> Manifest:
+    """What every child has: its names, labels and owner."""
     return {
         "apiVersion": api_version,
         "kind": kind,
@@ -144,11 +207,12 @@ def _head(api_version: str, kind: str, service: InferenceService, name: str) -> 
     }
 
 
-def _deployment(service: InferenceService, template: Manifest, replicas: int, rollout: Rollout) -> Manifest:
-    out = _head("apps/v1", "Deployment", service, service.name)
+def _deployment(service: InferenceService, version: Version, replicas: int, rollout: Rollout) -> Manifest:
+    out = head("apps/v1", "Deployment", service, service.name)
     out["metadata"]["annotations"] = {
-        ANNOTATION_FINGERPRINT: service.fingerprint,
-        ANNOTATION_TEMPLATE: json.dumps(template, sort_keys=True),
+        ANNOTATION_FINGERPRINT: version.fingerprint,
+        ANNOTATION_TEMPLATE: json.dumps(version.template, sort_keys=True),
+        **({ANNOTATION_PREFETCHED: version.fetched} if version.fetched else {}),
     }
     out["spec"] = {
         "replicas": replicas,
@@ -159,7 +223,7 @@ def _deployment(service: InferenceService, template: Manifest, replicas: int, ro
         },
         "progressDeadlineSeconds": service.startup_seconds + PROGRESS_MARGIN_SECONDS,
         "revisionHistoryLimit": 5,
-        "template": template,
+        "template": version.template,
     }
     return out
 
@@ -172,7 +236,7 @@ def _service(service: InferenceService, name: str, more: Manifest) -> Manifest:
         "protocol": "TCP",
         "targetPort": PORT_NAME,
     }
-    out = _head("v1", "Service", service, name)
+    out = head("v1", "Service", service, name)
     if headless:
         out["metadata"]["labels"] |= SCRAPED
     return {**out, "spec": {"selector": selector_labels(service.name), "ports": [port], **more}}
@@ -180,7 +244,7 @@ def _service(service: InferenceService, name: str, more: Manifest) -> Manifest:
 
 def _budget(service: InferenceService, api_version: str) -> Manifest:
     spec = {"maxUnavailable": 1, "selector": {"matchLabels": selector_labels(service.name)}}
-    return {**_head(api_version, "PodDisruptionBudget", service, service.name), "spec": spec}
+    return {**head(api_version, "PodDisruptionBudget", service, service.name), "spec": spec}
 
 
 def _claim(service: InferenceService) -> Manifest:
@@ -192,7 +256,7 @@ def _claim(service: InferenceService) -> Manifest:
     }
     if service.cache.storage_class is not None:
         spec["storageClassName"] = service.cache.storage_class
-    return {**_head("v1", "PersistentVolumeClaim", service, f"{service.name}-cache"), "spec": spec}
+    return {**head("v1", "PersistentVolumeClaim", service, f"{service.name}-cache"), "spec": spec}
 
 
 def _monitor(service: InferenceService) -> Manifest:
@@ -200,4 +264,4 @@ def _monitor(service: InferenceService) -> Manifest:
         "selector": {"matchLabels": {**selector_labels(service.name), **SCRAPED}},
         "endpoints": [{"port": PORT_NAME, "path": PATH_METRICS, "interval": "15s"}],
     }
-    return {**_head(MONITOR.versions[0], MONITOR.name, service, service.name), "spec": spec}
+    return {**head(MONITOR.versions[0], MONITOR.name, service, service.name), "spec": spec}

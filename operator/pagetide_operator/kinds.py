@@ -28,6 +28,7 @@ CHILDREN = (
     Kind("Service", "services", ("v1",)),
     Kind("ServiceAccount", "serviceaccounts", ("v1",)),
     Kind("PersistentVolumeClaim", "persistentvolumeclaims", ("v1",)),
+    Kind("Job", "jobs", ("batch/v1",)),
     Kind("PodDisruptionBudget", "poddisruptionbudgets", ("policy/v1", "policy/v1beta1")),
 )
 MONITOR = Kind("ServiceMonitor", "servicemonitors", ("monitoring.coreos.com/v1",), is_watched=False)

@@ -16,6 +16,8 @@ Key = tuple[str, str]
 
 # Made by the Deployment's controller, not by us.
 _NOT_OURS = {"Pod", "ReplicaSet"}
+# What cannot be changed once it is there; the name tells whether it is the wanted one.
+_UNCHANGEABLE = {"Job"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,10 +72,15 @@ def plan(desired: Sequence[Object], live: Iterable[Object], settled: Mapping[Key
                 taken.append(key)
         elif now is None:
             actions.append(Apply(manifest, is_new=True))
-        elif not is_going(now) and not is_current(manifest, now, settled.get(key)):
+        elif kind_may_change(now) and not is_going(now) and not is_current(manifest, now, settled.get(key)):
             actions.append(Apply(manifest, is_new=False))
     actions += [_delete(o) for o in found.values() if is_owned(o, uid) and not is_going(o)]
     return Plan(tuple(actions), tuple(taken))
+
+
+def kind_may_change(live: Object) -> bool:
+    """Whether applying anew can change an object of this kind."""
+    return live["kind"] not in _UNCHANGEABLE
 
 
 def is_current(manifest: Object, live: Object, settled: Settled | None) -> bool:

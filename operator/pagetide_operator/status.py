@@ -17,7 +17,9 @@ from .rollout import is_current, is_one_by_one, is_rolling
 Object = Mapping[str, Any]
 Status = dict[str, Any]
 
+PREFETCHING = Failure("Prefetching", "the model is being fetched into the cache")
 ONE_BY_ONE = Failure("ReplacingOneByOne", "no device is free for a surge pod: one pod is replaced at a time")
+_WHILE_SERVING = {*OF_PODS_TO_COME, ONE_BY_ONE.reason, PREFETCHING.reason}
 _MESSAGE_LENGTH = 1000
 
 
@@ -33,11 +35,15 @@ class Verdict:
 
 @dataclasses.dataclass(frozen=True)
 class Children:
-    """The live children that the status is made of, and what the ready ones can hold, if that is known."""
+    """The live children that the status is made of, and what the ready ones can hold, if that is known.
+
+    `fetch`: that the model is still being fetched, or what keeps it from being.
+    """
 
     deployment: Object | None
     pods: Sequence[Object]
     capacity: Capacity | None = None
+    fetch: Failure | None = None
 
 
 def service_status(
@@ -98,7 +104,7 @@ def readiness(ready: int, wanted: int, enough: int, failure: Failure | None) -> 
     serving = f"{ready} of {wanted} replicas serve"
     if wanted == 0:
         return Verdict("Ready", False, "ScaledToZero", "replicas is 0")
-    if failure is not None and not (ready >= enough and failure.reason in {*OF_PODS_TO_COME, ONE_BY_ONE.reason}):
+    if failure is not None and not (ready >= enough and failure.reason in _WHILE_SERVING):
         return Verdict("Ready", False, failure.reason, f"{failure.message}; {serving}" if ready else failure.message)
     if ready >= enough:
         return Verdict("Ready", True, "Ready", serving)
@@ -119,7 +125,8 @@ def progressing_verdict(service: InferenceService, children: Children, wanted: i
     if service.paused:
         return Verdict("Progressing", False, "Paused", "the operator leaves the children alone while it is paused")
     if failure is not None:
-        return Verdict("Progressing", failure == ONE_BY_ONE, failure.reason, failure.message)
+        is_going_on = failure.reason in (ONE_BY_ONE.reason, PREFETCHING.reason)
+        return Verdict("Progressing", is_going_on, failure.reason, failure.message)
     if deployment is None:
         return Verdict("Progressing", True, "Starting", "the Deployment is being made")
     if is_one_by_one(service, deployment):
@@ -133,7 +140,7 @@ def progressing_verdict(service: InferenceService, children: Children, wanted: i
 
 def _failure(service: InferenceService, children: Children, trouble: Failure | None) -> Failure | None:
     """What is in the way. A new pod without a device is no fault any more once an old one makes room for it."""
-    found = trouble or worst_failure(_current_pods(children), children.deployment)
+    found = trouble or children.fetch or worst_failure(_current_pods(children), children.deployment)
     deployment = children.deployment
     if found and found.reason == "Unschedulable" and deployment and is_one_by_one(service, deployment):
         return ONE_BY_ONE

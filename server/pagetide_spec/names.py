@@ -32,6 +32,8 @@ ANNOTATION_APPLIED = f"{GROUP}/applied"
 ANNOTATION_FINGERPRINT = f"{GROUP}/fingerprint"
 ANNOTATION_TEMPLATE = f"{GROUP}/template"
 ANNOTATION_TEMPLATE_HASH = f"{GROUP}/template-hash"
+# On a Deployment: hash of the model that was in the cache before its pods were made.
+ANNOTATION_PREFETCHED = f"{GROUP}/prefetched"
 # On a pod that is to leave: since when. The gateway sends it nothing new; the operator removes it once its streams
 # ended.
 ANNOTATION_DRAINING = f"{GROUP}/draining"
@@ -57,9 +59,16 @@ HEADER_SESSION = "x-session-id"
 ENV_PREFIX = "PAGETIDE_"
 
 
+# A server that fetches its model into the hub's cache and ends.
+FLAG_DOWNLOAD_ONLY = "--download-only"
+# Values of LABEL_COMPONENT on the pods of a service: those that answer, and the one that fills the model cache.
+COMPONENT_SERVER = "server"
+COMPONENT_PREFETCH = "prefetch"
+
+
 def selector_labels(service: str) -> dict[str, str]:
     """Labels that select the server pods of one InferenceService; they never change once a Deployment exists."""
-    return {LABEL_NAME: APP_NAME, LABEL_COMPONENT: "server", LABEL_SERVICE: service}
+    return {LABEL_NAME: APP_NAME, LABEL_COMPONENT: COMPONENT_SERVER, LABEL_SERVICE: service}
 
 
 def headless_name(service: str) -> str:
