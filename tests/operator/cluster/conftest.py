@@ -97,6 +97,7 @@ _PLACES = {
     KIND: (API_VERSION, PLURAL),
     "ConfigMap": ("v1", "configmaps"),
     "Event": ("v1", "events"),
+    "Secret": ("v1", "secrets"),
     "ReplicaSet": ("apps/v1", "replicasets"),
     "ResourceQuota": ("v1", "resourcequotas"),
     "Lease": ("coordination.k8s.io/v1", "leases"),
