@@ -42,12 +42,14 @@ class Platform:
     Attributes:
         image: the server's image where a service names none.
         budget_version: apiVersion of PodDisruptionBudget here (policy/v1beta1 before Kubernetes 1.21).
+        has_eviction_policy: whether a PodDisruptionBudget may let go of pods that are not ready (Kubernetes 1.27).
         has_service_monitors: whether the Prometheus operator's ServiceMonitor exists here.
         surge_patience: seconds that a surge pod may wait for a device before an old pod must go first.
     """
 
     image: str
     budget_version: str = "policy/v1"
+    has_eviction_policy: bool = False
     has_service_monitors: bool = False
     surge_patience: float = 30.0
 
@@ -96,7 +98,7 @@ def children(
     out = [
         _service(service, service.name, {}),
         _service(service, headless_name(service.name), {"clusterIP": "None"}),
-        _budget(service, platform.budget_version),
+        _budget(service, platform),
     ]
     version = _version(service, platform, live, fetching)
     if version is not None:
@@ -242,9 +244,11 @@ def _service(service: InferenceService, name: str, more: Manifest) -> Manifest:
     return {**out, "spec": {"selector": selector_labels(service.name), "ports": [port], **more}}
 
 
-def _budget(service: InferenceService, api_version: str) -> Manifest:
-    spec = {"maxUnavailable": 1, "selector": {"matchLabels": selector_labels(service.name)}}
-    return {**head(api_version, "PodDisruptionBudget", service, service.name), "spec": spec}
+def _budget(service: InferenceService, platform: Platform) -> Manifest:
+    spec: Manifest = {"maxUnavailable": 1, "selector": {"matchLabels": selector_labels(service.name)}}
+    if platform.has_eviction_policy:  # else a crash loop keeps its node from being drained
+        spec["unhealthyPodEvictionPolicy"] = "AlwaysAllow"
+    return {**head(platform.budget_version, "PodDisruptionBudget", service, service.name), "spec": spec}
 
 
 def _claim(service: InferenceService) -> Manifest:

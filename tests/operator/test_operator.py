@@ -14,7 +14,8 @@ import pytest
 
 from pagetide_operator import act, process, reconcile
 from pagetide_operator.client import ApiError
-from pagetide_operator.process import Operator, OperatorError, Options
+from pagetide_operator.discovery import OperatorError
+from pagetide_operator.process import Operator, Options
 from pagetide_spec.errors import SettingError
 from pagetide_spec.names import API_VERSION, KIND, PLURAL
 
