@@ -8,9 +8,9 @@ import sys
 from pagetide_spec.config import EngineConfig
 from pagetide_spec.errors import PagetideError, SettingError
 
-from .engine.launch import EXIT_SETTING, EXIT_START
-from .model.files import resolve
+from .checkpoint.files import resolve
 from .text.tokenizer import Tokenizer
+from .wire.launch import EXIT_SETTING, EXIT_START
 
 log = logging.getLogger("pagetide")
 

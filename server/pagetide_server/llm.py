@@ -7,25 +7,23 @@ import itertools
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
 import msgspec
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from pagetide_spec.config import EngineConfig
 from pagetide_spec.errors import PagetideError, SettingError
 
-from .engine.messages import AbortRequest, AddRequest, EngineStats, SamplingParams
-from .engine.params import check_params, check_prompt, check_text, plain_number
-from .engine.threads import wait_passively
 from .interrupts import held_back
+from .progress import LoadingProgress, prompts_bar
 from .results import OpenPrompt, RequestOutput
 from .text.chat import configured, render
 from .text.tokenizer import Tokenizer
+from .threads import wait_passively
+from .wire.checks import check_params, check_prompt, check_text, plain_number
+from .wire.messages import AbortRequest, AddRequest, EngineStats, SamplingParams
 
 # Text, token ids, or either under vLLM's names: {"prompt": text} or {"prompt_token_ids": ids}.
 Prompt = str | Sequence[int] | Mapping[str, Any]
@@ -54,13 +52,14 @@ class LLM:
         self.config = EngineConfig.from_mapping({"model": model, **engine_config})
         _set_up_logging(self.config)
         wait_passively()
-        from .engine.factory import create_core  # imports torch
+        from .factory import create_core
 
         # The bound of the queue protects a server from its clients; here all prompts are in memory anyhow.
         unbounded = dataclasses.replace(self.config, max_queue_len=sys.maxsize)
         self._tokenizer = Tokenizer.load(self.config)
         self._template = configured(self.config.chat_template, self._tokenizer)
-        self._core = create_core(unbounded, lambda stage, fraction: None)
+        with LoadingProgress() as progress:
+            self._core = create_core(unbounded, progress.report)
         self._ids = itertools.count()
 
     def generate(
@@ -80,17 +79,21 @@ class LLM:
         Raises:
             SettingError: a prompt or a parameter that the model cannot fulfil.
             GenerationError: the engine refused or failed a request; the others of the call are aborted.
+            KeyboardInterrupt: Ctrl-C, at the end of the running step; a second one within that step closes the LLM.
         """
         core = self._open_core()
         each = _as_list(prompts)
         requests = [self._request(p, one) for p, one in zip(each, _one_each(params, len(each)), strict=True)]
-        with held_back() as deliver_interrupt:
+        with held_back() as interrupt:
             try:
-                with _progress_bar(len(requests), progress) as advance:
-                    self._run({r.add.request_id: r for r in requests}, advance, deliver_interrupt)
+                with prompts_bar(len(requests), progress) as advance:
+                    self._run({r.add.request_id: r for r in requests}, advance, interrupt.deliver)
             finally:
-                for request in requests:
-                    core.abort(AbortRequest(request.add.request_id))
+                if interrupt.broke_in:
+                    self.close()  # nobody knows how far the step had come
+                else:
+                    for request in requests:
+                        core.abort(AbortRequest(request.add.request_id))
         return [r.result() for r in requests]
 
     def chat(
@@ -238,13 +241,3 @@ def _token_ids(prompt: Any) -> list[int]:
         return [plain_number(token_id) for token_id in prompt]
     except TypeError:
         raise SettingError("prompt", prompt, "must be text or a list of token ids") from None
-
-
-@contextmanager
-def _progress_bar(total: int, wanted: bool | None) -> Iterator[Callable[[], object]]:
-    console = Console(stderr=True)
-    shown = (console.is_terminal and total > 1) if wanted is None else wanted
-    columns = (TextColumn("prompts"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, disable=not shown) as bar:
-        task = bar.add_task("", total=total)
-        yield lambda: bar.advance(task)

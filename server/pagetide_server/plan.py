@@ -161,11 +161,11 @@ def _room(config: EngineConfig, device_bytes: int, held: int) -> int:
 
 def _configuration(config: EngineConfig) -> Any:
     """transformers' configuration of the model; a GGUF file is not converted and a hub's weights are not fetched."""
-    from .model.files import resolve_config
+    from .checkpoint.files import resolve_config
     from .model.loader import read_config
 
     if Path(config.model).expanduser().is_file():
-        from .model.gguf_convert import read_gguf_config
+        from .model.gguf.convert import read_gguf_config
 
         return read_gguf_config(config)
     return read_config(resolve_config(config), config)
@@ -173,14 +173,14 @@ def _configuration(config: EngineConfig) -> Any:
 
 def _activations(hf_config: Any, vocab: int, limits: Any, itemsize: int) -> int:
     """Estimate for the greatest step: of each token the residual stream, its norms, query, keys, values and the gated
-    inner width, of each sequence three rows of float32 logits, and the logits of scored prompts.
+    inner width, of each sequence three rows of float32 logits, and what sampling takes whatever the batch.
     """
-    from .model.profile import scored_bytes
+    from .model.profile import sampler_bytes
 
     text = hf_config.get_text_config()
     inner = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
     per_token = (8 * text.hidden_size + 3 * inner) * itemsize
-    return int(limits.max_num_batched_tokens * per_token + 3 * limits.max_num_seqs * vocab * 4 + scored_bytes(vocab))
+    return int(limits.max_num_batched_tokens * per_token + 3 * limits.max_num_seqs * vocab * 4 + sampler_bytes(vocab))
 
 
 def _usual_lengths(max_model_len: int) -> list[int]:

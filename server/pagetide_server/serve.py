@@ -18,10 +18,10 @@ from pagetide_spec.names import FLAG_DOWNLOAD_ONLY
 from .api.keys import read_keys
 from .api.server import Server
 from .api.sockets import listen
+from .checkpoint.files import locate, read_json
 from .download import download
-from .engine.launch import EXIT_SETTING
 from .logs import set_up_logging
-from .model.files import locate, read_json
+from .wire.launch import EXIT_SETTING
 
 log = logging.getLogger("pagetide")
 

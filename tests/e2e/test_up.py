@@ -243,13 +243,14 @@ def check_refused(one, words):
 
 
 @pytest.mark.parametrize("command", ["up", "serve"])
-def test_an_early_ctrl_c_is_quiet(command, run, manifest, until, tmp_path):
-    (tmp_path / "model").mkdir()
-    what = manifest("a") if command == "up" else str(tmp_path / "model")
+def test_an_early_ctrl_c_is_quiet(command, run, manifest, until, tiny_model):
+    # A model that loads: a command that ends by itself may get the signal when Python has no handler any more. Where
+    # the interrupt comes inside exec(text), as in a dataclass, Python ends by SIGINT itself although we caught it.
+    model = str(tiny_model("llama"))
+    what = manifest("a", model={"uri": f"file://{model}"}) if command == "up" else model
     one = run("-X", "importtime", "-m", "pagetide_cli.main", command, "--port=0", what)
-    until(lambda: "pagetide_spec" in one.text)  # its imports have begun: no handler is set yet
-    # Before Python has a handler of its own the signal itself ends the process.
-    assert one.end(signal.SIGINT, seconds=60) in (0, 2, 130, -signal.SIGINT), one.text
+    until(lambda: "pagetide_spec" in one.text)  # its imports have begun: no handler of ours is set yet
+    assert one.end(signal.SIGINT, seconds=60) in (0, 130, -signal.SIGINT), one.text
     assert "Traceback" not in one.text
     assert one.left_over() == []
 

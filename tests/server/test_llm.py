@@ -9,6 +9,7 @@ import math
 import os
 import signal
 import sys
+import time
 from statistics import fmean
 
 import numpy as np
@@ -16,11 +17,11 @@ import pytest
 
 from pagetide_server import LLM, SamplingParams
 from pagetide_server.engine.core import EngineCore
-from pagetide_server.engine.messages import AbortRequest, AddRequest, Structure
 from pagetide_server.engine.scheduler import Scheduler
 from pagetide_server.engine.tables import BlockTables
 from pagetide_server.results import GenerationError
 from pagetide_server.text.chat import ChatTemplateError, render
+from pagetide_server.wire.messages import AbortRequest, AddRequest, Structure
 from pagetide_spec.errors import PagetideError, SettingError
 
 SETTINGS = {"dtype": "float32", "kv_cache_memory_gib": 0.01, "max_num_seqs": 16}
@@ -346,7 +347,8 @@ def test_ctrl_c_waits_for_the_end_of_a_step(llm, monkeypatch, interruptible, own
     plain, ended = getattr(owner, method), []
 
     def interrupted(*args, **kwargs):
-        os.kill(os.getpid(), signal.SIGINT)
+        if not ended:
+            os.kill(os.getpid(), signal.SIGINT)
         result = plain(*args, **kwargs)
         ended.append(method)
         return result
@@ -360,6 +362,20 @@ def test_ctrl_c_waits_for_the_end_of_a_step(llm, monkeypatch, interruptible, own
     assert signal.getsignal(signal.SIGINT) is handler
     assert (llm.stats.blocks_used, llm._core._open) == (0, {})
     assert llm.generate([5, 6, 7], GREEDY)[0].outputs == expected
+
+
+def test_a_second_ctrl_c_breaks_a_step_that_hangs(tiny_model, monkeypatch, interruptible):
+    def hangs(step):
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(60)
+
+    llm = LLM(str(tiny_model("llama")), **SETTINGS)
+    monkeypatch.setattr(llm._core._runner, "execute", hangs)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate([5, 6, 7], GREEDY)
+    with pytest.raises(PagetideError, match="this LLM is closed"):
+        llm.generate([5, 6, 7], GREEDY)
 
 
 def test_an_exception_while_blocks_are_told_of_loses_none(llm, monkeypatch):
@@ -408,6 +424,13 @@ class Terminal(io.StringIO):
         return True
 
 
+def _be_a_terminal(monkeypatch, stream):
+    for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", stream())
+
+
 @pytest.mark.parametrize(
     ("stream", "prompts", "wanted", "shown"),
     [
@@ -418,14 +441,24 @@ class Terminal(io.StringIO):
     ],
 )
 def test_the_progress_bar(llm, monkeypatch, stream, prompts, wanted, shown):
-    for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(sys, "stderr", stream())
+    _be_a_terminal(monkeypatch, stream)
     llm.generate([[5 + i] for i in range(prompts)], GREEDY, progress=wanted)
     written = sys.stderr.getvalue()
     assert (f"{prompts}/{prompts}" in written) == shown
     assert bool(written) == shown
+
+
+def test_loading_shows_a_bar_on_a_terminal(tiny_model, monkeypatch):
+    _be_a_terminal(monkeypatch, Terminal)
+    LLM(str(tiny_model("llama")), **SETTINGS).close()
+    assert "loading weights" in sys.stderr.getvalue()
+
+
+def test_loading_is_logged_elsewhere(tiny_model, caplog):
+    LLM(str(tiny_model("llama")), **SETTINGS).close()
+    stages = [r.getMessage() for r in caplog.records if r.getMessage().startswith("loading: ")]
+    assert "loading: loading weights 0%" in stages
+    assert stages[-1] == "loading: loading weights 100%"
 
 
 def test_blocks_are_logged_if_asked_for(tiny_model, caplog):

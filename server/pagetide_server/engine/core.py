@@ -8,11 +8,21 @@ from typing import Any
 
 from pagetide_spec.errors import PagetideError, SettingError
 
+from ..wire.checks import check_token_ids
+from ..wire.messages import (
+    AbortRequest,
+    AddRequest,
+    EngineStats,
+    ErrorKind,
+    Ready,
+    SequenceOutput,
+    StepOutput,
+    TokenLogprobs,
+)
 from . import isolation
-from .messages import AbortRequest, AddRequest, EngineStats, ErrorKind, Ready, SequenceOutput, StepOutput, TokenLogprobs
+from .faults import DeviceLost, RequestFault
 from .open_request import OpenRequest
-from .params import check_token_ids
-from .roles import Compiler, DeviceLost, RequestFault, Runner, Sampler
+from .roles import Compiler, Runner, Sampler
 from .scheduler import RequestRefused, Scheduler, Settled
 from .sequence import Sequence, Status, Step
 

@@ -6,8 +6,8 @@ import dataclasses
 import logging
 from typing import Any
 
-from .messages import TokenLogprobs
-from .roles import Grammar, Runner, Sampler, structure_fault
+from ..wire.messages import TokenLogprobs
+from .roles import Grammar, Runner, Sampler
 from .sequence import Sequence, Step
 
 log = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ def advance(sequence: Sequence, token_id: int | None) -> object | None:
         if accepted:
             return None
         # Its masks hold such tokens off: it stopped at a limit of its own, or (with no error) is broken.
-        return structure_fault(sequence.matcher) if sequence.matcher.error else f"it does not allow token {token_id}"
+        return sequence.matcher.fault or f"it does not allow token {token_id}"
     except Exception as error:
         log.exception("the matcher of %r failed", sequence)
         return error

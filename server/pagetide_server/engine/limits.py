@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
-from .messages import AddRequest, SamplingParams
+from ..wire.messages import AddRequest, SamplingParams
 
 MAX_SCORED_TOKENS = 256
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ..wire.messages import AddRequest, TokenLogprobs
 from .limits import answers
-from .messages import AddRequest, TokenLogprobs
 from .roles import Compilation, Grammar
 from .sequence import Row
 

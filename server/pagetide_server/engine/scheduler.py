@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..wire.messages import AddRequest, EngineStats
 from . import integrity, settling
 from .limits import RequestRefused, SchedulerConfig, answers, check_request, final_length
-from .messages import AddRequest, EngineStats
 from .planning import StepPlan
 from .prefix_lengths import PrefixLengths
 from .queues import Queues

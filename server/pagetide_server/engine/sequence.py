@@ -6,7 +6,7 @@ import dataclasses
 import enum
 from typing import Any
 
-from .messages import AddRequest, SamplingParams
+from ..wire.messages import AddRequest, SamplingParams
 
 
 class Status(enum.Enum):
@@ -80,7 +80,7 @@ class Sequence:
         self.registered = 0
         self.pending: list[Sequence] = []
         self.status = Status.WAITING
-        # State of the structured answer (structure.py), if one was asked for; the scheduler does not look at it.
+        # State of the structured answer (sampling/matcher.py), if one was asked for; the scheduler does not look at it.
         self.matcher: Any = None
 
     @property

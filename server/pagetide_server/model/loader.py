@@ -14,8 +14,8 @@ import torch
 from pagetide_spec.config import EngineConfig
 from pagetide_spec.errors import PagetideError, SettingError, shorten
 
+from ..checkpoint.files import Progress, check_whole, eos_token_ids, read_json, resolve, silent, weight_files
 from .attention import ATTENTION_NAME, relay
-from .files import Progress, check_whole, eos_token_ids, read_json, resolve, silent, weight_files
 from .network import Layer, Shape, examine
 
 # Where the name of a weight counts the layers: model.layers.7.mlp.up_proj.weight.
@@ -181,8 +181,9 @@ def _reported_weights(progress: Progress) -> Iterator[None]:
 def _load_weights(folder: Path, config: EngineConfig, dtype: torch.dtype, device: torch.device, shape: Shape) -> Any:
     from transformers import AutoModelForCausalLM
 
+    from_pretrained: Any = AutoModelForCausalLM.from_pretrained
     try:
-        network, info = AutoModelForCausalLM.from_pretrained(
+        network, info = from_pretrained(
             folder,
             dtype=dtype,
             attn_implementation=ATTENTION_NAME,

@@ -60,7 +60,7 @@ class Tokenizer:
         Raises:
             SettingError: there is no tokenizer to be had; names the setting and the folder.
         """
-        from ..model import files
+        from ..checkpoint import files
 
         if config.tokenizer is None:
             return cls.from_folder(files.resolve(config), "model", config.trust_remote_code)
@@ -79,7 +79,7 @@ class Tokenizer:
         Raises:
             SettingError: the files are missing or broken; `field` is the setting to name.
         """
-        from ..model.files import eos_token_ids
+        from ..checkpoint.files import eos_token_ids
 
         try:
             generation, model = read_json(folder / "generation_config.json"), read_json(folder / "config.json")

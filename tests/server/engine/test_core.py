@@ -7,7 +7,10 @@ import types
 import pytest
 
 from pagetide_server.engine.core import EngineCore
-from pagetide_server.engine.messages import (
+from pagetide_server.engine.faults import DeviceLost
+from pagetide_server.engine.sampling.sampler import Sampled
+from pagetide_server.engine.scheduler import Scheduler, SchedulerConfig
+from pagetide_server.wire.messages import (
     AbortRequest,
     AddRequest,
     Ready,
@@ -16,9 +19,6 @@ from pagetide_server.engine.messages import (
     Structure,
     TokenLogprobs,
 )
-from pagetide_server.engine.roles import DeviceLost
-from pagetide_server.engine.sampler import Sampled
-from pagetide_server.engine.scheduler import Scheduler, SchedulerConfig
 from pagetide_spec.errors import PagetideError
 
 VOCABULARY = 100
@@ -67,7 +67,7 @@ class FakeSampler:
 
 
 class FakeMatcher:
-    error = None
+    fault = None
 
     def __init__(self, refused):
         self.refused, self.seen = refused, []

@@ -9,9 +9,9 @@ import zlib
 
 import pytest
 
-from pagetide_server.engine.messages import AddRequest, SamplingParams, Structure
 from pagetide_server.engine.preemption import cheaper_mode
 from pagetide_server.engine.scheduler import RequestRefused, Scheduler, SchedulerConfig
+from pagetide_server.wire.messages import AddRequest, SamplingParams, Structure
 
 SETTINGS = {
     "block_size": 4,

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-from pagetide_server.engine.messages import AddRequest, SamplingParams
 from pagetide_server.engine.scheduler import RequestRefused, Scheduler, SchedulerConfig
+from pagetide_server.wire.messages import AddRequest, SamplingParams
 
 # One drawn number stands for a whole request or setting: thousands of them would take hypothesis minutes to draw.
 SEEDS = st.integers(0, 2**32 - 1)

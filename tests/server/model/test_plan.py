@@ -63,14 +63,14 @@ def test_numbers_by_hand(tiny_model: Tiny, tmp_path: Path, capsys: pytest.Captur
     """Three layers of 64, queries of 4 heads of 16, one KV head, an inner width of 96, 384 tokens, nothing tied."""
     layer = 64 * 64 + 2 * 64 * 16 + 64 * 64 + 3 * 64 * 96 + 2 * 64
     parameters = 2 * 384 * 64 + 3 * layer + 64
-    # A step of 8,192 tokens; logits of 256 sequences, and twice those of 256 scored tokens.
-    activations = 8192 * (8 * 64 + 3 * 96) * 4 + 3 * 256 * 384 * 4 + 2 * 256 * 384 * 4
+    # A step of 8,192 tokens; logits of 256 sequences, and twice those of 256 scored tokens; two tables of random bits.
+    activations = 8192 * (8 * 64 + 3 * 96) * 4 + 3 * 256 * 384 * 4 + 2 * 256 * 384 * 4 + 2 * (2**22 + 384) * 4
     room = int(2 * 2**30 * 0.9) - parameters * 4 - activations - (700 << 20)
     found = plan_of(capsys, str(tiny_model("llama")), "--device-memory=2GiB", "--dtype=float32", "--lengths=512")
     assert (found["parameters"], found["weight_bytes"]) == (parameters, parameters * 4) == (135_616, 542_464)
     assert (found["bytes_per_token"], found["activation_bytes"]) == (3 * 2 * 16 * 4, activations)
-    assert found["blocks"] == room // (16 * 384) == 190_431
-    assert found["concurrency"] == {"512": 190_431 // 32}
+    assert found["blocks"] == room // (16 * 384) == 184969
+    assert found["concurrency"] == {"512": 184969 // 32}
     assert (found["max_model_len"], found["model_window"]) == (512, 512)
 
 
@@ -91,7 +91,7 @@ def test_numbers_of_gemma_by_hand(gemma_gguf: Path, capsys: pytest.CaptureFixtur
     found = plan_of(capsys, str(gemma_gguf), "--dtype=bfloat16", "--device-memory=24GiB", "--lengths=1000,32768")
     assert found["parameters"] == 262_144 * 640 + 18 * layer + 640 == 268_098_176
     assert (found["weight_bytes"], found["bytes_per_token"]) == (536_196_352, 18 * 2 * 256 * 2)
-    activations = 8192 * (8 * 640 + 3 * 2048) * 2 + (3 * 256 + 2 * 256) * 262_144 * 4
+    activations = 8192 * (8 * 640 + 3 * 2048) * 2 + (3 * 256 + 2 * 256) * 262_144 * 4 + 2 * (2**22 + 262_144) * 4
     room = int(24 * 2**30 * 0.9) - 536_196_352 - activations - (700 << 20)
     assert found["blocks"] == room // (16 * 18_432)
     assert found["concurrency"] == {"1000": found["blocks"] // 63, "32768": found["blocks"] // 2048}
@@ -126,13 +126,13 @@ def test_the_table_says_that_windows_save_nothing(tiny_model: Tiny, capsys: pyte
             id="no room",
         ),
         pytest.param(
-            ["TINY", "--device-memory=790MiB", "--dtype=float32"],
+            ["TINY", "--device-memory=820MiB", "--dtype=float32"],
             "there is room for 0 tokens; set it to at least 0.93\n",
             id="room on a greater share",
         ),
         pytest.param(
             ["TINY", "--device-memory=2GiB", "--kv-cache-memory-gib=2"],
-            "kv_cache_memory_gib: 2.0: there are 1.29 GiB free beside what else is held there; set it to at most 1.2",
+            "kv_cache_memory_gib: 2.0: there are 1.26 GiB free beside what else is held there; set it to at most 1.258",
             id="a cache larger than the rest",
         ),
         pytest.param(["TINY", "--max-model-len=9999"], "the model allows at most 512", id="a window beyond the model"),

@@ -7,10 +7,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagetide_server.engine.messages import AddRequest, SamplingParams, Structure
-from pagetide_server.engine.penalties import adjust, changes_logits
-from pagetide_server.engine.sampler import Sampler
+from pagetide_server.engine.sampling.penalties import adjust, changes_logits
+from pagetide_server.engine.sampling.sampler import Sampler
 from pagetide_server.engine.sequence import Sequence
+from pagetide_server.wire.messages import AddRequest, SamplingParams, Structure
 
 EOS = frozenset({1, 2})
 MakeSequence = Callable[..., Sequence]

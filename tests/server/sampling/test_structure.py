@@ -11,13 +11,14 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pagetide_server.engine import isolation, structure
-from pagetide_server.engine.messages import Structure
-from pagetide_server.engine.roles import RequestFault
-from pagetide_server.engine.sampler import Sampler
+from pagetide_server.engine import isolation
+from pagetide_server.engine.faults import RequestFault
+from pagetide_server.engine.sampling import compiler as structure
+from pagetide_server.engine.sampling.compiler import Compilation, Grammar, StructureCompiler, StructureError
+from pagetide_server.engine.sampling.sampler import Sampler
 from pagetide_server.engine.sequence import Sequence
-from pagetide_server.engine.structure import Compilation, Grammar, StructureCompiler, StructureError
 from pagetide_server.text.tokenizer import Tokenizer
+from pagetide_server.wire.messages import Structure
 
 MakeSequence = Callable[..., Sequence]
 EOS = 2
@@ -230,8 +231,8 @@ def test_the_end_of_a_finished_structure_is_not_held_off(
 def test_a_token_out_of_the_structure_is_not_accepted(byte_level: Tokenizer, compiler: StructureCompiler) -> None:
     matcher = compiler.compile(Structure(kind="regex", value="x")).result().matcher()
     assert not matcher.accept(byte_level.encode("q")[0])
-    assert matcher.error is not None
-    assert "\n" not in matcher.error
+    assert matcher.fault is not None
+    assert "\n" not in str(matcher.fault)
 
 
 @pytest.mark.parametrize(
@@ -309,7 +310,7 @@ def test_what_cannot_be_followed_is_refused_in_one_line_and_in_time(
     assert len(str(caught.value)) < 400
     assert time.monotonic() - started < 10
     # A bad structure leaves nothing behind.
-    assert compiler.compile(Structure(kind="regex", value="ok")).result().matcher().error is None
+    assert compiler.compile(Structure(kind="regex", value="ok")).result().matcher().fault is None
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ def _convert(path: Path, folder: Path, progress: Progress) -> None:
 
 def _run_child(path: Path, target: Path, progress: Progress) -> None:
     """Run the conversion; its lines on stdout are `fraction` (progress) or `error TEXT`."""
-    command = [sys.executable, "-m", "pagetide_server.model.gguf_convert", str(path), str(target)]
+    command = [sys.executable, "-m", "pagetide_server.model.gguf.convert", str(path), str(target)]
     said, problem = "", ""
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=_environment()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 
-from .messages import SamplingParams, SequenceOutput
+from ..wire.messages import SamplingParams, SequenceOutput
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

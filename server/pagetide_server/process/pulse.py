@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from .messages import Heartbeat
+from ..wire.messages import Heartbeat
 
 # A heartbeat is sent every second by a thread of its own, so silence means a stopped or frozen process.
 HEARTBEAT_SECONDS = 1.0

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-DEFAULT_CORE = "pagetide_server.engine.factory:create_core"
+DEFAULT_CORE = "pagetide_server.factory:create_core"
 
 # Exit codes of the engine process, and of the server that ends because of it.
 EXIT_SETTING = 2  # a setting is wrong: change it

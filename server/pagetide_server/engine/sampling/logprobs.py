@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import torch
 
+from ...wire.messages import TokenLogprobs
 from .distribution import largest
-from .messages import TokenLogprobs
 
 FLOOR = -9999.0
 # Rows worked on at a time: few, which then stay in a CPU's cache.

@@ -11,7 +11,7 @@ import llguidance
 
 from pagetide_spec.errors import PagetideError
 
-from .messages import Structure
+from ...wire.messages import Structure
 
 # A long regular expression costs time in every step; other structures mostly when they are compiled.
 MAX_BYTES = {"regex": 1 << 15}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import zmq
 
-from .messages import AbortRequest, AddRequest, FromEngine, Shutdown, ToEngine
+from ..wire.messages import AbortRequest, AddRequest, FromEngine, Shutdown, ToEngine
 
 LINGER_MS = 2000
 

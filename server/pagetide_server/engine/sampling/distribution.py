@@ -29,9 +29,9 @@ from collections.abc import Iterator
 
 import torch
 
-from .messages import SamplingParams
+from ...wire.messages import SamplingParams
+from ..sequence import Sequence
 from .noise import Noise, races
-from .sequence import Sequence
 
 _BLOCK = 512
 # Rows that are worked on together: few on a CPU, where they then stay in its cache; on a GPU the memory is the limit.

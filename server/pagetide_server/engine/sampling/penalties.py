@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 import torch
 
-from .messages import SamplingParams
-from .sequence import Sequence
+from ...wire.messages import SamplingParams
+from ..sequence import Sequence
 
 
 def changes_logits(params: SamplingParams) -> bool:

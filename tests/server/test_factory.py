@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from pagetide_server.engine.factory import create_core
+from pagetide_server.factory import create_core
 from pagetide_spec.config import EngineConfig
 from pagetide_spec.errors import SettingError
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import msgspec
 import zmq
 
-from .messages import FromEngine, ToEngine
+from ..wire.messages import FromEngine, ToEngine
 
 # Messages handled before other tasks of the event loop get their turn.
 DRAIN_AT_ONCE = 32

@@ -17,7 +17,7 @@ import os
 import numpy as np
 import torch
 
-from .sequence import Sequence
+from ..sequence import Sequence
 
 BITS = 31
 _STARTS = 1 << 22
@@ -51,6 +51,11 @@ class Noise:
         if seed is None:
             return hashlib.blake2b(b"%d" % sequence.arrival_order, key=self._own, digest_size=32).digest()
         return hashlib.blake2b(b"request seed %d" % seed, digest_size=32).digest()
+
+
+def table_bytes(vocab_size: int) -> int:
+    """Bytes that the tables of a `Noise` take on its device."""
+    return 2 * 4 * (_STARTS + vocab_size)
 
 
 @functools.lru_cache(maxsize=1)

@@ -8,14 +8,14 @@ from collections.abc import Container
 
 import torch
 
+from ...wire.messages import SamplingParams, TokenLogprobs
+from ..faults import RequestFault
+from ..sequence import Sequence
 from .distribution import Draw, Drawer
 from .logprobs import token_logprobs
 from .masks import mask_logits
-from .messages import SamplingParams, TokenLogprobs
 from .noise import Noise
 from .penalties import adjust, changes_logits
-from .roles import RequestFault
-from .sequence import Sequence
 
 # At this temperature a difference of 0.1 between two logits makes one token e^100 times as likely as the other.
 GREEDY_TEMPERATURE = 1e-3

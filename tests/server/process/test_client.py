@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import zmq
 
-from pagetide_server.engine.channels import Outbox
-from pagetide_server.engine.client import EngineClient, EngineDead, EngineFailed
-from pagetide_server.engine.link import Link
-from pagetide_server.engine.messages import Heartbeat, Loading, SamplingParams, Structure
-from pagetide_server.engine.pulse import Pulse
+from pagetide_server.process.channels import Outbox
+from pagetide_server.process.client import EngineClient, EngineDead, EngineFailed
+from pagetide_server.process.link import Link
+from pagetide_server.process.pulse import Pulse
+from pagetide_server.wire.messages import Heartbeat, Loading, SamplingParams, Structure
 from pagetide_spec.config import EngineConfig
 
 # Of fake_core.py.

@@ -1,6 +1,6 @@
 """Write a GGUF file's content as a plain model folder; run as a program by `gguf_cache`.
 
-`python -m pagetide_server.model.gguf_convert FILE FOLDER` prints a fraction from 0 to 1 now and then, or one line
+`python -m pagetide_server.model.gguf.convert FILE FOLDER` prints a fraction from 0 to 1 now and then, or one line
 `error TEXT` where the file is at fault. Quantized tensors become float32. What the names and layouts of llama.cpp mean
 is taken from transformers' and gguf's own tables; only the reading is ours, since theirs takes a minute.
 """
@@ -18,9 +18,9 @@ import numpy as np
 from pagetide_spec.config import EngineConfig
 from pagetide_spec.errors import SettingError
 
-from .gguf_file import GgufError, GgufFile, GgufTensor, read_gguf
-from .gguf_tokenizer import write_tokenizer
+from .file import GgufError, GgufFile, GgufTensor, read_gguf
 from .shards import Shards
+from .tokenizer import write_tokenizer
 
 PIECE_BLOCKS = 8192
 PLAIN = {"F32": np.float32, "F16": np.float16}
@@ -113,7 +113,7 @@ def config_values(file: GgufFile) -> dict[str, Any]:
     model_type = ARCHITECTURES[architecture]
     names = [t.name for t in file.tensors]
     _refuse_scaled_rope(file, names)
-    table = GGUF_TO_TRANSFORMERS_MAPPING["config"]
+    table: Any = GGUF_TO_TRANSFORMERS_MAPPING["config"]
     renames = {architecture: table.get(model_type) or table[architecture], "tokenizer": table["tokenizer"]}
     values: dict[str, Any] = {"model_type": model_type, "tie_word_embeddings": "output.weight" not in names}
     for key, value in file.metadata.items():
@@ -144,10 +144,11 @@ def _network(values: dict[str, Any]) -> tuple[Any, Any]:
 
     config = AutoConfig.for_model(**values)
     with torch.device("meta"):
-        network = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        network: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
     config.architectures = [type(network).__name__]
     architecture = next(a for a, m in ARCHITECTURES.items() if m == values["model_type"])
-    return network, TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=values)
+    processor: Any = TENSOR_PROCESSORS.get(architecture, TensorProcessor)
+    return network, processor(config=values)
 
 
 def _write_weights(file: GgufFile, network: Any, processor: Any, folder: Path) -> None:

@@ -16,11 +16,9 @@ import msgspec
 from pagetide_spec.config import EngineConfig
 from pagetide_spec.errors import PagetideError
 
-from .failures import EngineDead, EngineFailed
-from .launch import DEFAULT_CORE, EXIT_ENGINE, Launch
-from .link import Link
-from .mailbox import Mailbox, Prompt
-from .messages import (
+from ..wire.faults import EngineDead, EngineFailed
+from ..wire.launch import DEFAULT_CORE, EXIT_ENGINE, Launch
+from ..wire.messages import (
     AbortRequest,
     AddRequest,
     EngineStats,
@@ -35,6 +33,8 @@ from .messages import (
     StepOutput,
     ToEngine,
 )
+from .link import Link
+from .mailbox import Mailbox, Prompt
 from .pulse import Pulse
 
 __all__ = ["EngineClient", "EngineDead", "EngineFailed", "Prompt"]
@@ -89,7 +89,7 @@ class EngineClient:
             outputs=link.outputs,
             parent=os.getpid(),
         )
-        command = [sys.executable, "-m", "pagetide_server.engine.process"]
+        command = [sys.executable, "-m", "pagetide_server.process.worker"]
         self._process = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.PIPE)
         self._watcher = self._loop.create_task(self._watch(self._process))
         await self._tell(self._process, msgspec.json.encode(launch))

@@ -8,7 +8,7 @@ from itertools import chain
 import numpy as np
 import torch
 
-from .sequence import Row, Step
+from ..engine.sequence import Row, Step
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,16 +10,16 @@ import torch
 
 from pagetide_spec.config import EngineConfig
 
-from ..model.loader import LoadedModel, load
-from ..model.memory import batch_limits, bytes_per_token, kv_blocks, usable_window
-from ..model.runner import Runner
-from ..model.speed import Speed, measure
-from ..text.tokenizer import Tokenizer
-from .core import EngineCore
-from .messages import Ready
-from .sampler import Sampler
-from .scheduler import Scheduler, SchedulerConfig
-from .structure import StructureCompiler
+from .engine.core import EngineCore
+from .engine.sampling.compiler import StructureCompiler
+from .engine.sampling.sampler import Sampler
+from .engine.scheduler import Scheduler, SchedulerConfig
+from .model.loader import LoadedModel, load
+from .model.memory import batch_limits, bytes_per_token, kv_blocks, usable_window
+from .model.runner import Runner
+from .model.speed import Speed, measure
+from .text.tokenizer import Tokenizer
+from .wire.messages import Ready
 
 log = logging.getLogger(__name__)
 

@@ -15,9 +15,9 @@ from typing import Protocol
 
 import llguidance
 
+from ...wire.messages import Structure
 from .grammars import StructureError, grammar_text, guarded, one_line
 from .matcher import Grammar, Matcher
-from .messages import Structure
 
 __all__ = ["Compilation", "Grammar", "Matcher", "StructureCompiler", "StructureError"]
 

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ..faults import RequestFault
 from .matcher import MaskFiller, Matcher
-from .roles import RequestFault, structure_fault
 
 
 @functools.cache
@@ -33,7 +33,7 @@ def mask_logits(logits: torch.Tensor, structured: list[tuple[int, Matcher]]) -> 
     for i, (row, _) in enumerate(structured):
         logits[row, :known].masked_fill_(forbidden[i], float("-inf"))
         logits[row, known:] = float("-inf")
-    return {row: structure_fault(matcher) for row, matcher in structured if matcher.error}
+    return {row: matcher.fault for row, matcher in structured if matcher.fault}
 
 
 def _forbidden(masks: NDArray[np.int32], width: int, device: torch.device) -> torch.Tensor:

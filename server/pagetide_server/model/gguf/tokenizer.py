@@ -13,7 +13,7 @@ from typing import Any
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
-from .gguf_file import GgufError, GgufFile
+from .file import GgufError, GgufFile
 
 # tokenizer_config.json's name -> GGUF's
 SPECIAL = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from pagetide_server.engine.client import EngineClient
-from pagetide_server.engine.messages import SamplingParams
+from pagetide_server.process.client import EngineClient
+from pagetide_server.wire.messages import SamplingParams
 from pagetide_spec.config import EngineConfig
 
 LINE = re.compile(r"INFO engine (allocate|release) blocks \[([\d, ]+)\] of request (\S+), answer (\d+)")

@@ -1,4 +1,4 @@
-"""The engine process: `python -m pagetide_server.engine.process`, started by `client.py` with a `Launch` on stdin.
+"""The engine process: `python -m pagetide_server.process.worker`, started by `client.py` with a `Launch` on stdin.
 
 It reads requests between steps, never in the middle of one, and sends all that one step brought as one message. A
 thread of its own sends a heartbeat every second, so that a long step is not taken for a hang.
@@ -25,10 +25,10 @@ from pagetide_spec.config import EngineConfig
 from pagetide_spec.errors import PagetideError, SettingError
 
 from ..logs import set_up_logging
-from .channels import LINGER_MS, Inbox, Outbox
-from .failures import EngineFailed
-from .launch import EXIT_ENGINE, EXIT_SETTING, EXIT_START, Launch
-from .messages import (
+from ..threads import wait_passively
+from ..wire.faults import EngineFailed
+from ..wire.launch import EXIT_ENGINE, EXIT_SETTING, EXIT_START, Launch
+from ..wire.messages import (
     AbortRequest,
     AddRequest,
     EngineStats,
@@ -40,8 +40,8 @@ from .messages import (
     Shutdown,
     StepOutput,
 )
+from .channels import LINGER_MS, Inbox, Outbox
 from .pulse import HEARTBEAT_SECONDS
-from .threads import wait_passively
 
 # Not `__name__`: this module runs as __main__.
 log = logging.getLogger("pagetide.engine")
