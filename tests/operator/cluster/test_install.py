@@ -191,6 +191,15 @@ async def test_apply_refuses_what_the_operator_would_refuse(cluster, kubectl, ch
     assert words in text
 
 
+async def test_the_api_server_takes_every_sample(cluster, kubectl, request):
+    folder = str(request.config.rootpath / "manifests/samples")
+    space = f"--namespace={cluster.namespace}"
+    said = await kubectl("apply", space, "--dry-run=server", "-f", folder)
+    assert said.count("created (server dry run)") == len(
+        list((request.config.rootpath / "manifests/samples").iterdir())
+    )
+
+
 async def test_the_crd_is_small_enough_for_client_side_apply(cluster, kubectl, request):
     """kubectl notes the whole manifest in an annotation, and annotations have room for 256 KiB."""
     path = request.config.rootpath / "manifests/crd.yaml"
