@@ -32,6 +32,7 @@ SERVICE_PORT = 80
 SCRAPED = {LABEL_SCRAPED: "true"}
 # Beyond the time that a model may take to load, before a rollout counts as stuck.
 PROGRESS_MARGIN_SECONDS = 120
+SURGE_PATIENCE_SECONDS = 30.0
 ONE_AT_A_TIME = Rollout(max_surge=0, max_unavailable=1)
 
 
@@ -51,7 +52,7 @@ class Platform:
     budget_version: str = "policy/v1"
     has_eviction_policy: bool = False
     has_service_monitors: bool = False
-    surge_patience: float = 30.0
+    surge_patience: float = SURGE_PATIENCE_SECONDS
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,6 +20,7 @@ import kubernetes.client
 from . import act, telemetry
 from .capacity import Meter, metrics_of
 from .client import ApiError, Client, Fenced
+from .desired import Platform
 from .discovery import Discovery, OperatorError, patiently
 from .handlers import Sight, registry_for, settings_for
 from .kinds import BY_NAME, OPTIONAL
@@ -51,7 +52,7 @@ class Options:
     lease_namespace: str | None = None
     metrics_port: int = 0
     resync_seconds: float = 300.0
-    surge_patience: float = 30.0
+    surge_patience: float = Platform.surge_patience
     workers: int = 8
 
 

@@ -61,7 +61,7 @@ def service_status(
         **_capacity(children),
         "desiredReplicas": wanted,
         "selector": ",".join(f"{k}={v}" for k, v in sorted(labels.items())),
-        "url": f"http://{service.name}.{service.namespace}.svc.cluster.local",
+        "url": f"http://{service.name}.{service.namespace}.svc",
         "observedGeneration": service.generation,
         "conditions": _conditions(before, verdicts, service.generation, now),
     }

@@ -46,7 +46,7 @@ async def test_a_service_gets_its_children_and_becomes_ready(cluster, nodes, ope
         assert (owner["uid"], owner["controller"]) == (made["metadata"]["uid"], True)
     status = (await cluster.service("llm"))["status"]
     assert (status["replicas"], status["readyReplicas"], status["desiredReplicas"]) == (2, 2, 2)
-    assert status["url"] == f"http://llm.{cluster.namespace}.svc.cluster.local"
+    assert status["url"] == f"http://llm.{cluster.namespace}.svc"
     reasons = {e["reason"] for e in await cluster.list("Event") if e["involvedObject"]["kind"] == KIND}
     assert {"Starting", "Ready"} <= reasons
 
