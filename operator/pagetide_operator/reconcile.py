@@ -24,6 +24,9 @@ from .store import Name, Store, name_of, service_of
 logger = logging.getLogger(__name__)
 
 
+TAKEN_RETRY_SECONDS = 10.0
+
+
 class NameTaken(Exception):
     """An object of that name exists and is not ours; it is left alone."""
 
@@ -65,6 +68,8 @@ class Reconciler:
                 raise error
         if name in self._late:
             return 0.0
+        if errors:  # nobody tells when the other object goes
+            return TAKEN_RETRY_SECONDS
         return look_again_after(seen, self._platform.surge_patience, self._clock())
 
     def _seen(self, name: Name, resource: Any) -> Seen:

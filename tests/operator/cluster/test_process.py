@@ -65,7 +65,7 @@ async def test_it_needs_no_more_than_the_shipped_roles(
     config = other_kubeconfig("account", token=answer["status"]["token"])
     flags = ["--resync-seconds=2", *([f"--lease-namespace={SYSTEM}"] if everywhere else [])]
     process = run_operator(*flags, config=config, everywhere=everywhere)
-    made = cluster.manifest("llm", cache={"size": "1Mi"})
+    made = cluster.manifest("llm", model={"uri": "hf://org/name"}, cache={"size": "1Mi"})  # with a Job, too
     await cluster.create(made)
     await cluster.ready("llm")
     await cluster.patch(KIND, "llm", {"spec": {"cache": None, "replicas": 2}})  # deletes a child, scales another
