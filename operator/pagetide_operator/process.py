@@ -12,10 +12,12 @@ import socket
 import threading
 import uuid
 from collections.abc import Coroutine, Mapping
-from typing import Any
+from typing import Any, cast
 
 import kopf
 import kubernetes.client
+
+from pagetide_spec.names import FIELD_MANAGER
 
 from . import act, telemetry
 from .capacity import Meter, metrics_of
@@ -125,6 +127,7 @@ class Operator:
             registry=registry,
             settings=settings_for(self._discovery.versions),
             standalone=True,
+            identity=cast(Any, FIELD_MANAGER),  # else it asks for the name of a user, and images have none
             clusterwide=not names,
             namespaces=names,
             stop_flag=stop,
