@@ -69,6 +69,7 @@ def scheduler_config(config: EngineConfig, loaded: LoadedModel, speed: Speed) ->
         policy=config.scheduling_policy,
         preemption_mode=config.preemption_mode,
         max_queue_len=config.max_queue_len,
+        vocab_size=loaded.vocab_size,
         eos_token_ids=frozenset(loaded.eos_token_ids),
         kv_bytes_per_token=bytes_per_token(loaded.layers, loaded.dtype),
         swap_bytes_per_second=speed.swap_bytes_per_second,
@@ -117,6 +118,7 @@ def _ready(limits: SchedulerConfig, loaded: LoadedModel) -> Ready:
         dtype=str(loaded.dtype).removeprefix("torch."),
         device=_device_name(loaded.device),
         attention=loaded.attention_name,
+        step_seconds=limits.max_num_batched_tokens / limits.recompute_tokens_per_second,
     )
 
 

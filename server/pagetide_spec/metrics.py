@@ -47,7 +47,7 @@ SERVER_METRICS: dict[str, Metric] = {
     m.name: m
     for m in (
         _gauge("requests_running", "Sequences in the running batch."),
-        _gauge("requests_waiting", "Requests that wait for their first step."),
+        _gauge("requests_waiting", "Requests that wait for a place in the running batch."),
         _gauge("requests_swapped", "Sequences whose KV blocks lie in host memory."),
         _gauge("oldest_waiting_seconds", "Age of the oldest waiting request."),
         _gauge("kv_cache_utilization_ratio", "KV blocks in use over all KV blocks."),

@@ -6,9 +6,8 @@ import logging
 import time
 from typing import Any
 
-from pagetide_spec.errors import PagetideError, SettingError
+from pagetide_spec.errors import PagetideError
 
-from ..wire.checks import check_token_ids
 from ..wire.messages import (
     AbortRequest,
     AddRequest,
@@ -20,7 +19,7 @@ from ..wire.messages import (
     TokenLogprobs,
 )
 from . import isolation
-from .faults import DeviceLost, RequestFault
+from .faults import Busy, DeviceLost, RequestFault
 from .open_request import OpenRequest
 from .roles import Compiler, Runner, Sampler
 from .scheduler import RequestRefused, Scheduler, Settled
@@ -58,24 +57,15 @@ class EngineCore:
         if request.request_id in self._open:
             return [_error(request.request_id, 0, f"request id {request.request_id!r} is in use", "invalid")]
         try:
-            check_token_ids(request.prompt_token_ids, self.ready.vocab_size, "prompt")
             self._scheduler.check(request, waiting_elsewhere=len(self._compiling))
-        except SettingError as error:
-            return [_error(request.request_id, 0, str(error), "invalid")]
         except RequestRefused as error:
             return [_error(request.request_id, 0, str(error), error.kind)]
         entry = self._open[request.request_id] = OpenRequest(request)
-        try:
-            if request.params.structure is None:
-                self._scheduler.admit(request)
-            else:
-                entry.compilation = self._compiler.compile(request.params.structure)
-                self._compiling[request.request_id] = entry
-        except BaseException:  # an interrupt, too: nobody could end what neither waits nor is compiled
-            del self._open[request.request_id]
-            self._compiling.pop(request.request_id, None)
-            self._scheduler.abort(request.request_id)
-            raise
+        if request.params.structure is None:
+            self._scheduler.admit(request)
+        else:
+            entry.compilation = self._compiler.compile(request.params.structure)
+            self._compiling[request.request_id] = entry
         return []
 
     def abort(self, message: AbortRequest) -> list[SequenceOutput]:
@@ -113,7 +103,7 @@ class EngineCore:
         step = self._scheduler.schedule()
         for leader in step.started:
             self._open[leader.request_id].scheduled = started
-        if step:
+        if step.rows:
             outputs += self._compute(step)
         now = time.monotonic()
         return StepOutput(
@@ -135,6 +125,10 @@ class EngineCore:
         """State and totals as of now."""
         stats = self._scheduler.stats()
         stats.waiting += len(self._compiling)
+        arrivals = [entry.request.arrival for entry in self._compiling.values()]
+        if stats.oldest_arrival is not None:
+            arrivals.append(stats.oldest_arrival)
+        stats.oldest_arrival = min(arrivals, default=None)
         return stats
 
     def _admit_compiled(self) -> list[SequenceOutput]:
@@ -148,7 +142,8 @@ class EngineCore:
             except Exception as error:
                 del self._open[request_id]
                 if isinstance(error, PagetideError):
-                    outputs.append(_error(request_id, 0, _text(error), "invalid"))
+                    kind: ErrorKind = "queue_full" if isinstance(error, Busy) else "invalid"
+                    outputs.append(_error(request_id, 0, _text(error), kind))
                 else:
                     log.exception("the structure of request %s could not be compiled", request_id)
                     outputs += [_error(request_id, i, _text(error), "engine") for i in entry.withdraw(None)]
@@ -169,10 +164,7 @@ class EngineCore:
             raise
         except Exception as error:  # whatever a model raises must not take the other requests along
             log.exception("a step failed; its %d sequences end with an error", len(step.rows))
-            # What was on its way to host memory may be lost; who is to be recomputed has lost nothing.
-            moved = [s for s in step.preempted if s.status is Status.SWAPPED]
-            touched = [s for row in step.rows for s in (row.sequence, *row.siblings)] + moved
-            return self._fail_all([(s, error) for s in touched])
+            return self._fail_all([(s, error) for s in step.touched()])
         outputs = self._fail_all(problems + [(sequences[row], error) for row, error in chosen.errors.items()])
         logprobs = {id(s): found for s, found in zip(sequences, chosen.logprobs, strict=True) if found is not None}
         for settled in self._scheduler.settle(step, chosen.token_ids):

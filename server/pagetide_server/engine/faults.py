@@ -9,5 +9,9 @@ class DeviceLost(PagetideError):
     """The device computes nothing any more: no later step can succeed, and the process should end."""
 
 
+class Busy(PagetideError):
+    """There is no room for a request now; it may be sent again later."""
+
+
 class RequestFault(PagetideError):
     """What a request asks for cannot be done, as only its answer shows: the client must change it."""

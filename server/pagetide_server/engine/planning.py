@@ -234,6 +234,7 @@ class StepPlan:
         if sequence.status is Status.SWAPPED:
             pairs = self.tables.swap_in(sequence, hits)
             self.step.swap_in += pairs
+            self.step.resumed.append(sequence)
             self.totals.swapped_in_blocks += len(pairs)
         else:
             self.tables.adopt(sequence, hits)

@@ -60,6 +60,15 @@ class Queues:
         self.requests: dict[str, list[Sequence]] = {}
         self.slots = 0
 
+    def arrive(self, sequence: Sequence) -> None:
+        """Let a request's leading sequence wait. One that comes late, when its grammar is compiled, keeps its age."""
+        arrival = sequence.request.arrival
+        is_late = bool(self.fresh) and next(reversed(self.fresh)).request.arrival > arrival
+        self.fresh[sequence] = None
+        if is_late:
+            self.fresh = OrderedDict.fromkeys(sorted(self.fresh, key=lambda s: s.request.arrival))
+        self.waiting.insert(sequence)
+
     @property
     def next_up(self) -> Sequence | None:
         """The most important sequence that is not running, or None.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from ..wire.messages import Structure, TokenLogprobs
+from .sampling.sampled import Sampled
 from .sequence import Sequence, Step
 
 
@@ -22,8 +23,8 @@ class Runner(Protocol):
 class Sampler(Protocol):
     """The choice of tokens (sampling/sampler.py)."""
 
-    def sample(self, logits: Any, sequences: list[Sequence]) -> Any:
-        """One token for each sequence; may change `logits`. In `errors`: RequestFault or a text."""
+    def sample(self, logits: Any, sequences: list[Sequence]) -> Sampled:
+        """One token for each sequence; may change `logits`."""
 
     def prompt_logprobs(self, logits: Any, next_token_ids: list[int], top: int) -> list[TokenLogprobs]:
         """The log probability of each next token."""
@@ -43,7 +44,7 @@ class Compilation(Protocol):
         """Whether `result` comes at once."""
 
     def result(self) -> Grammar:
-        """The grammar; raises a PagetideError that is the client's fault."""
+        """The grammar; raises Busy, or a PagetideError that is the client's fault."""
 
 
 class Compiler(Protocol):

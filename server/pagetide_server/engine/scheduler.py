@@ -89,8 +89,7 @@ class Scheduler:
         first.pending = rest
         self._arrivals += 1
         self._queues.requests[request.request_id] = [first, *rest]
-        self._queues.fresh[first] = None
-        self._queues.waiting.insert(first)
+        self._queues.arrive(first)
 
     def _answer(self, request: AddRequest, index: int) -> Answer:
         answer = Answer(request, self._arrivals, index)

@@ -8,6 +8,8 @@ import zmq
 from ..wire.messages import AbortRequest, AddRequest, FromEngine, Shutdown, ToEngine
 
 LINGER_MS = 2000
+# Messages taken in between two steps: a flood of them must not keep the running requests waiting.
+READ_AT_ONCE = 64
 
 
 class Outbox:
@@ -35,12 +37,13 @@ class Inbox:
         self._decoder = msgspec.msgpack.Decoder(ToEngine)
 
     def read(self, timeout_ms: int | None) -> list[AddRequest | AbortRequest | Shutdown]:
-        """All messages that have arrived; waits up to `timeout_ms` (None: for ever) for the first."""
+        """At most READ_AT_ONCE messages that have arrived; waits up to `timeout_ms` (None: for ever) for the first."""
         messages: list[AddRequest | AbortRequest | Shutdown] = []
         if not self._socket.poll(timeout_ms):
             return messages
-        while True:
+        while len(messages) < READ_AT_ONCE:
             try:
                 messages.append(self._decoder.decode(self._socket.recv(zmq.NOBLOCK)))
             except zmq.Again:
-                return messages
+                break
+        return messages

@@ -6,10 +6,11 @@ import asyncio
 import contextlib
 import dataclasses
 import itertools
+import logging
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
@@ -21,14 +22,11 @@ from ..wire.launch import DEFAULT_CORE, EXIT_ENGINE, Launch
 from ..wire.messages import (
     AbortRequest,
     AddRequest,
-    EngineStats,
     Failed,
     FromEngine,
     Heartbeat,
     Loading,
     Ready,
-    SamplingParams,
-    SequenceOutput,
     Shutdown,
     StepOutput,
     ToEngine,
@@ -38,6 +36,8 @@ from .mailbox import Mailbox, Prompt
 from .pulse import Pulse
 
 __all__ = ["EngineClient", "EngineDead", "EngineFailed", "Prompt"]
+
+log = logging.getLogger(__name__)
 
 EXIT_SECONDS = 5.0
 
@@ -66,7 +66,6 @@ class EngineClient:
         self._failure: EngineFailed | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._closing = False
-        self.stats = EngineStats()
         self.died = asyncio.Event()
 
     # ---- life
@@ -186,42 +185,10 @@ class EngineClient:
         """End one sequence because a stop string was found in its text."""
         self._send(AbortRequest(request_id, index, "stop"))
 
-    async def generate(
-        self,
-        prompt_token_ids: list[int],
-        params: SamplingParams,
-        *,
-        priority: int = 0,
-        cache_salt: str = "",
-        request_id: str = "",
-    ) -> AsyncIterator[list[SequenceOutput]]:
-        """Outputs of one prompt until all its sequences have ended; closing the iterator aborts the rest.
-
-        Outputs carry `request_id` as given, which need not be unique.
-
-        Raises:
-            EngineDead: the engine ended first.
-        """
-        left = params.best_of or params.n
-        prompt = Prompt(prompt_token_ids, params, priority, cache_salt)
-        with self.open([prompt], name=request_id or "r") as box:
-            own_id = box.ids[0]
-            while left:
-                outputs = await box.take()
-                for output in outputs:
-                    output.request_id = request_id or own_id
-                    if output.finish_reason is not None:
-                        refused = output.error_kind in ("invalid", "queue_full")
-                        left = 0 if refused else left - 1
-                if not left:
-                    self.ended(own_id)
-                yield outputs
-
     # ---- messages
 
     def _handle(self, message: FromEngine) -> None:
         if isinstance(message, StepOutput):
-            self.stats = message.stats
             self._on_step(message)
             boxes = self._boxes
             for output in message.outputs:
@@ -235,6 +202,7 @@ class EngineClient:
         elif isinstance(message, Failed):
             self._failure = self._failure or EngineFailed(message.message, message.exit_code)
         elif self._ready is not None and not self._ready.done():
+            self._pulse.step_seconds = message.step_seconds
             self._ready.set_result(message)
 
     # ---- process and sockets
@@ -253,8 +221,11 @@ class EngineClient:
     async def _watch(self, process: asyncio.subprocess.Process) -> None:
         """Wait for the end of the process, then fail everything that waits for it."""
         code = await process.wait()
-        if self._link is not None:
-            self._link.receive_last()
+        try:
+            if self._link is not None:
+                self._link.receive_last()
+        except Exception:  # whatever it is, who waits must learn that nothing more comes
+            log.exception("the engine's last messages could not be handled")
         if self._failure is None and not self._closing:
             what = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
             self._failure = EngineFailed(f"the engine process {what}", EXIT_ENGINE)

@@ -163,7 +163,10 @@ class StepOutput(msgspec.Struct, tag=True, kw_only=True):
 
 
 class Ready(msgspec.Struct, tag=True, kw_only=True):
-    """The model is loaded and the engine steps; what the API process must know of it."""
+    """The model is loaded and the engine steps; what the API process must know of it.
+
+    `step_seconds` is an estimate for the longest step.
+    """
 
     max_model_len: int
     vocab_size: int
@@ -176,6 +179,7 @@ class Ready(msgspec.Struct, tag=True, kw_only=True):
     dtype: str
     device: str
     attention: str
+    step_seconds: float = 0.0
 
 
 class Loading(msgspec.Struct, tag=True, kw_only=True):

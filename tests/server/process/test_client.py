@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import os
+import tempfile
 from pathlib import Path
 
+import msgspec
 import pytest
 import zmq
 
-from pagetide_server.process.channels import Outbox
-from pagetide_server.process.client import EngineClient, EngineDead, EngineFailed
+from pagetide_server.process.channels import READ_AT_ONCE, Inbox, Outbox
+from pagetide_server.process.client import EngineClient, EngineDead, EngineFailed, Prompt
 from pagetide_server.process.link import Link
 from pagetide_server.process.pulse import Pulse
-from pagetide_server.wire.messages import Heartbeat, Loading, SamplingParams, Structure
+from pagetide_server.wire.messages import AbortRequest, Heartbeat, Loading, SamplingParams, Structure
 from pagetide_spec.config import EngineConfig
 
+FAKES = Path(__file__).parents[1] / "api"
 # Of fake_core.py.
 SLOW, DIE = 380, 383
 PARAMS = SamplingParams(max_tokens=5)
@@ -24,15 +27,36 @@ PARAMS = SamplingParams(max_tokens=5)
 @pytest.fixture
 async def engine(monkeypatch):
     """A started client; the engine process runs `fake_core`."""
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]))
-    found = EngineClient()
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(FAKES), os.environ.get("PYTHONPATH", "")]))
+    found = WatchedClient()
     await found.start(EngineConfig(model="fake", max_num_seqs=8), "fake_core:create")
     yield found
     await found.close()
 
 
+class WatchedClient(EngineClient):
+    """A client that keeps the engine's last word on its state."""
+
+    def __init__(self):
+        super().__init__(on_step=lambda step: setattr(self, "stats", step.stats))
+
+
+async def generate(engine, prompt, params=PARAMS, name="r"):
+    """Lists of outputs of one prompt until all its answers have ended; closing the iterator aborts the rest."""
+    left = params.n
+    with engine.open([Prompt(prompt, params)], name=name) as box:
+        while left:
+            outputs = await box.take()
+            for output in outputs:
+                if output.finish_reason is not None:
+                    left = 0 if output.error_kind == "invalid" else left - 1
+            if not left:
+                engine.ended(box.ids[0])
+            yield outputs
+
+
 async def collect(engine, prompt, params=PARAMS, **more):
-    return [o async for outputs in engine.generate(prompt, params, **more) for o in outputs]
+    return [o async for outputs in generate(engine, prompt, params, **more) for o in outputs]
 
 
 async def until(condition, seconds=5):
@@ -54,16 +78,14 @@ async def test_outputs_come_in_order_and_end(engine):
 
 
 async def test_equal_request_ids_do_not_collide(engine):
-    one, two = await asyncio.gather(
-        collect(engine, [300], request_id="same"), collect(engine, [301, 302], request_id="same")
-    )
+    one, two = await asyncio.gather(collect(engine, [300], name="same"), collect(engine, [301, 302], name="same"))
     alone = await collect(engine, [300])
-    assert {o.request_id for o in one + two} == {"same"}
+    assert len({o.request_id for o in one + two}) == 2
     assert [o.token_ids for o in one] == [o.token_ids for o in alone] != [o.token_ids for o in two]
 
 
 async def test_closing_the_iterator_aborts(engine):
-    outputs = engine.generate([SLOW], SamplingParams(max_tokens=400, n=2))
+    outputs = generate(engine, [SLOW], SamplingParams(max_tokens=400, n=2))
     await anext(outputs)
     assert engine.stats.running == 2
     await outputs.aclose()
@@ -141,6 +163,36 @@ async def test_a_message_that_cannot_be_handled_holds_up_none_behind_it():
         link.close()
 
 
+async def test_last_words_that_cannot_be_handled_still_end_what_waits(engine, monkeypatch):
+    def cannot(step):
+        raise ValueError("cannot handle this")
+
+    answers = asyncio.ensure_future(collect(engine, [DIE]))
+    monkeypatch.setattr(engine._link, "receive_last", lambda: cannot(None))
+    with pytest.raises(EngineDead):
+        async with asyncio.timeout(10):
+            await answers
+    assert engine.died.is_set()
+    assert engine.failure is not None
+
+
+async def test_a_flood_of_messages_is_read_in_pieces():
+    context = zmq.Context()
+    with tempfile.TemporaryDirectory() as folder:
+        inbox = Inbox(context, f"ipc://{folder}/in")
+        sender = context.socket(zmq.PUSH)
+        sender.connect(f"ipc://{folder}/in")
+        for number in range(READ_AT_ONCE + 5):
+            sender.send(msgspec.msgpack.encode(AbortRequest(str(number))))
+        seen = []
+        while len(seen) < READ_AT_ONCE + 5:
+            piece = inbox.read(5000)
+            assert 0 < len(piece) <= READ_AT_ONCE
+            seen += [message.request_id for message in piece]
+        assert seen == [str(number) for number in range(READ_AT_ONCE + 5)]
+        context.destroy(0)
+
+
 def beat(steps, has_work=True, started=None, time=0.0):
     return Heartbeat(time=time, steps=steps, step_started=started, has_work=has_work)
 
@@ -165,3 +217,13 @@ def test_health_is_decided_from_heartbeats(beats, now, problem):
         pulse.beat(heartbeat, at)
     found = pulse.problem(now)
     assert (found is None) if problem is None else (problem in found)
+
+
+@pytest.mark.parametrize(
+    ("took", "is_stuck"),
+    [pytest.param(599.0, False, id="ten times its estimate"), pytest.param(601.0, True, id="longer")],
+)
+def test_a_step_may_take_as_long_as_the_machine_is_slow(took, is_stuck):
+    pulse = Pulse(step_seconds=60.0)
+    pulse.beat(beat(1, started=0.0, time=took), took)
+    assert (pulse.problem(took) is not None) == is_stuck

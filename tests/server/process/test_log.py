@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from pagetide_server.process.client import EngineClient
+from pagetide_server.process.client import EngineClient, Prompt
 from pagetide_server.wire.messages import SamplingParams
 from pagetide_spec.config import EngineConfig
 
@@ -17,8 +17,10 @@ async def test_every_allocation_and_release_of_a_block(tiny_model, capfd):
     await engine.start(EngineConfig(model=str(tiny_model("llama")), **settings))
     try:
         params = SamplingParams(n=2, max_tokens=20, ignore_eos=True, seed=1)
-        async for _ in engine.generate(list(range(10, 50)), params, request_id="my-request"):
-            pass
+        with engine.open([Prompt(list(range(10, 50)), params)], name="my-request") as box:
+            left = 2
+            while left:
+                left -= sum(o.finish_reason is not None for o in await box.take())
     finally:
         await engine.close()
     written = capfd.readouterr().err

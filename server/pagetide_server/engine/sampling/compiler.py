@@ -10,12 +10,15 @@ import collections
 import concurrent.futures
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import llguidance
 
+from pagetide_spec.errors import PagetideError
+
 from ...wire.messages import Structure
+from ..faults import Busy
 from .grammars import StructureError, grammar_text, guarded, one_line
 from .matcher import Grammar, Matcher
 
@@ -63,7 +66,8 @@ class StructureCompiler:
         """Start to compile `structure`, or find it under way or done. Never raises: see `Compilation.result`."""
         known = self._grammars.get(structure)
         if known is None or known.failed():
-            known = self._grammars[structure] = Compilation(self._pool.submit(self._build, structure))
+            known = self._grammars[structure] = Compilation(self._pool, lambda: self._build(structure))
+        known.renew()
         self._grammars.move_to_end(structure)
         while len(self._grammars) > _KEPT_GRAMMARS:
             self._grammars.popitem(last=False)
@@ -79,10 +83,12 @@ class StructureCompiler:
 
     def _build(self, structure: Structure) -> Grammar:
         """Raises StructureError."""
-        kind = structure.kind
         text = grammar_text(structure)
-        tokens = guarded(kind, self._vocabulary)
-        matcher = guarded(kind, lambda: llguidance.LLMatcher(tokens, text, log_level=0, limits=_LIMITS))
+        return guarded(structure.kind, lambda: self._grammar(structure.kind, text))
+
+    def _grammar(self, kind: str, text: str) -> Grammar:
+        tokens = self._vocabulary()
+        matcher = llguidance.LLMatcher(tokens, text, log_level=0, limits=_LIMITS)
         if matcher.is_error():
             raise StructureError(f"{kind}: {one_line(matcher.get_error())}")
         first_step = matcher.deep_copy()
@@ -102,34 +108,55 @@ class StructureCompiler:
 
 
 class Compilation:
-    """A grammar being compiled: a future that gives up after `MAX_COMPILE_SECONDS`."""
+    """A grammar being compiled: a future that gives up `MAX_COMPILE_SECONDS` after the work began, or did not begin."""
 
-    def __init__(self, future: concurrent.futures.Future[Grammar]) -> None:
-        self._future = future
-        self._started = time.monotonic()
+    def __init__(self, pool: concurrent.futures.Executor, build: Callable[[], Grammar]) -> None:
+        self._build = build
+        # When it was asked for, then when its work began: until then others keep the threads busy.
+        self._since, self._begun = time.monotonic(), False
+        self._given_up: PagetideError | None = None
+        self._future = pool.submit(self._work)
 
     def done(self) -> bool:
         """Whether `result` comes at once."""
-        return self._future.done() or self._left() <= 0
+        if self._given_up is None and not self._future.done() and self._left() <= 0:
+            self._given_up = self._too_late()
+        return self._given_up is not None or self._future.done()
 
     def result(self) -> Grammar:
         """The grammar; waits for it.
 
         Raises:
             StructureError: it cannot be compiled, or takes too long.
+            Busy: other structures take so long that its turn did not come.
         """
-        try:
-            return self._future.result(max(0.0, self._left()))
-        except TimeoutError:
-            problem = f"the answer's structure takes more than {MAX_COMPILE_SECONDS:g} s to compile"
-            raise StructureError(problem) from None
+        while not self.done():
+            concurrent.futures.wait([self._future], max(0.0, self._left()))
+        if self._given_up is not None:
+            raise self._given_up
+        return self._future.result()
 
     def failed(self) -> bool:
         """Whether it is done without a grammar."""
         return self._future.cancelled() or (self._future.done() and self._future.exception() is not None)
 
+    def renew(self) -> None:
+        """Wait for it on behalf of one more request, although an earlier one found the threads busy for too long."""
+        if isinstance(self._given_up, Busy):
+            self._given_up = None
+            self._since = self._since if self._begun else time.monotonic()
+
+    def _work(self) -> Grammar:
+        self._since, self._begun = time.monotonic(), True
+        return self._build()
+
+    def _too_late(self) -> PagetideError:
+        if not self._begun:
+            return Busy("the structures of other requests are being compiled; try again later")
+        return StructureError(f"the answer's structure takes more than {MAX_COMPILE_SECONDS:g} s to compile")
+
     def _left(self) -> float:
-        return self._started + MAX_COMPILE_SECONDS - time.monotonic()
+        return self._since + MAX_COMPILE_SECONDS - time.monotonic()
 
 
 class _Tokens:

@@ -144,7 +144,7 @@ class _Prefix:
         limit = _column([d.params.top_p for d in draws], device) * weights.sum(-1, keepdim=True)
         # The likeliest token always stays, also where p is 0 or rounds to it.
         weights.masked_fill_((before >= limit) & (ranks > 0), 0)
-        bits = torch.stack([noise.bits(d.sequence)[places[i]] for i, d in enumerate(draws)])
+        bits = torch.stack([noise.bits_of(d.sequence, places[i]) for i, d in enumerate(draws)])
         chosen = (weights / races(bits)).argmin(-1, keepdim=True)
         return list(map(int, places.gather(-1, chosen).squeeze(1).tolist()))
 

@@ -41,6 +41,11 @@ class Noise:
         first, second = self._starts(sequence)
         return self._first[first : first + self._size] ^ self._second[second : second + self._size]
 
+    def bits_of(self, sequence: Sequence, token_ids: torch.Tensor) -> torch.Tensor:
+        """`bits(sequence)[token_ids]`, without computing the others."""
+        first, second = self._starts(sequence)
+        return self._first[token_ids + first] ^ self._second[token_ids + second]
+
     def _starts(self, sequence: Sequence) -> tuple[int, int]:
         what = b"%d/%d" % (sequence.index, sequence.generated)
         digest = hashlib.blake2b(what, key=self._key(sequence), digest_size=8).digest()

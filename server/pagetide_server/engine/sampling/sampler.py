@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Container
 
@@ -16,25 +15,10 @@ from .logprobs import token_logprobs
 from .masks import mask_logits
 from .noise import Noise
 from .penalties import adjust, changes_logits
+from .sampled import NO_TOKEN, Sampled
 
 # At this temperature a difference of 0.1 between two logits makes one token e^100 times as likely as the other.
 GREEDY_TEMPERATURE = 1e-3
-NO_TOKEN = -1
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Sampled:
-    """The outcome of a step, row by row.
-
-    Attributes:
-        token_ids: the chosen tokens; `NO_TOKEN` in rows with an error.
-        logprobs: what was asked for, None in rows that asked for nothing.
-        errors: row to what went wrong; a RequestFault where the request itself is to blame.
-    """
-
-    token_ids: list[int]
-    logprobs: list[TokenLogprobs | None]
-    errors: dict[int, str | RequestFault]
 
 
 class Sampler:
@@ -85,7 +69,8 @@ class Sampler:
         tops = logits.gather(-1, best.unsqueeze(1)).squeeze(1).tolist()
         tokens = best.tolist()
         broken = [row for row, top in enumerate(tops) if not math.isfinite(top)]
-        errors = {row: _reason(tops[row], sequences[row]) for row in broken} | faults
+        errors: dict[int, object] = {row: _reason(tops[row], sequences[row]) for row in broken}
+        errors |= faults
         draws = [
             Draw(row, tops[row], sequence)
             for row, sequence in enumerate(sequences)
