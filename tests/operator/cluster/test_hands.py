@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from pagetide_spec.names import ANNOTATION_APPLIED, ANNOTATION_FINGERPRINT, KIND
+from pagetide_spec.names import ANNOTATION_APPLIED, ANNOTATION_FINGERPRINT, API_VERSION, KIND
 
 pytestmark = pytest.mark.cluster
 
@@ -132,3 +132,35 @@ async def test_a_server_side_apply_of_users_keeps_what_they_own(cluster, operato
     entries = (await cluster.service("llm"))["metadata"]["managedFields"]
     of_operator = [set(e["fieldsV1"]) for e in entries if e["manager"] == "pagetide-operator"]
     assert of_operator == [{"f:status"}]
+
+
+async def test_a_horizontal_pod_autoscaler_scales_the_service(cluster, nodes, operator, kubectl):
+    """Through the scale subresource, as KEDA does it, too; by the bounds alone, as there are no metrics here."""
+    await cluster.create(cluster.manifest("llm"))
+    await cluster.ready("llm")
+    old = await uids(cluster, "Pod")
+    autoscaler = {
+        "apiVersion": "autoscaling/v1",
+        "kind": "HorizontalPodAutoscaler",
+        "metadata": {"name": "llm"},
+        "spec": {
+            "scaleTargetRef": {"apiVersion": API_VERSION, "kind": KIND, "name": "llm"},
+            "minReplicas": 2,
+            "maxReplicas": 3,
+        },
+    }
+    await kubectl("apply", f"--namespace={cluster.namespace}", "-f", "-", stdin=json.dumps(autoscaler))
+
+    async def has_two():
+        return (await cluster.service("llm"))["status"]["readyReplicas"] == 2
+
+    await cluster.until(has_two, 60)
+    assert (await cluster.service("llm"))["spec"]["replicas"] == 2
+    await cluster.patch(KIND, "llm", {"spec": {"drainSeconds": 2}})  # a change of something else
+
+    async def is_rolled():
+        new = await uids(cluster, "Pod")
+        return len(new) == 2 and not new & old
+
+    await cluster.until(is_rolled, 60)
+    assert (await cluster.get("Deployment", "llm"))["spec"]["replicas"] == 2
