@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pagetide_spec.errors import ResourceError
-from pagetide_spec.names import COMPONENT_PREFETCH, LABEL_COMPONENT
 from pagetide_spec.resource import InferenceService, dropped_fields, parse
 
 from .capacity import Capacity, total
@@ -27,11 +26,12 @@ _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 
 @dataclasses.dataclass(frozen=True)
 class Seen:
-    """What one decision is made from. `capacities`: of pods, by uid."""
+    """What one decision is made from. `capacities`: of pods, by uid; `fetchers`: the pods that fill the cache."""
 
     resource: Object
     children: Sequence[Object]
     capacities: Mapping[str, Capacity] = dataclasses.field(default_factory=dict)
+    fetchers: Sequence[Object] = ()
 
     @property
     def deployment(self) -> Object | None:
@@ -40,20 +40,8 @@ class Seen:
 
     @property
     def pods(self) -> list[Object]:
-        """The live pods that answer requests, or will."""
-        return [p for p in self._pods() if not _is_fetcher(p)]
-
-    @property
-    def fetchers(self) -> list[Object]:
-        """The live pods of the Job that fills the model cache."""
-        return [p for p in self._pods() if _is_fetcher(p)]
-
-    def _pods(self) -> Iterator[Object]:
-        return (c for c in self.children if c["kind"] == "Pod")
-
-
-def _is_fetcher(pod: Object) -> bool:
-    return bool((pod["metadata"].get("labels") or {}).get(LABEL_COMPONENT) == COMPONENT_PREFETCH)
+        """The live pods."""
+        return [c for c in self.children if c["kind"] == "Pod"]
 
 
 def understood(resource: Object) -> InferenceService:

@@ -15,8 +15,12 @@ from pagetide_spec.names import (
     ANNOTATION_PREFETCHED,
     ANNOTATION_TEMPLATE_HASH,
     COMPONENT_PREFETCH,
+    FIELD_MANAGER,
     FLAG_DOWNLOAD_ONLY,
     LABEL_COMPONENT,
+    LABEL_INSTANCE,
+    LABEL_MANAGED_BY,
+    LABEL_PREFETCH,
     LABEL_SERVICE,
 )
 from pagetide_spec.resource import InferenceService
@@ -112,7 +116,9 @@ def _template(service: InferenceService, platform: Platform) -> Manifest:
     settings = {"revision": service.model.revision, "tokenizer": service.engine.get("tokenizer")}
     container["args"] = [model_argument(service), *to_arguments(settings), FLAG_DOWNLOAD_ONLY]
     container["resources"] = copy.deepcopy(RESOURCES)
-    out["metadata"]["labels"][LABEL_COMPONENT] = COMPONENT_PREFETCH
+    labels = out["metadata"]["labels"]
+    del labels[LABEL_SERVICE]
+    labels |= {LABEL_COMPONENT: COMPONENT_PREFETCH, LABEL_PREFETCH: service.name}
     del out["metadata"]["annotations"][ANNOTATION_TEMPLATE_HASH]  # of settings that are no matter here
     out["spec"] |= {"containers": [container], "restartPolicy": "OnFailure", "terminationGracePeriodSeconds": 10}
     if service.cache is not None and service.cache.size is not None:
@@ -128,9 +134,10 @@ def _container(template: Manifest) -> Manifest:
 def _beside_servers(service: InferenceService, affinity: Mapping[str, Any]) -> Manifest:
     """On the node of the pods that have mounted the claim, as no other can; anywhere while there is none.
 
-    The Job's own pod has the label as well: Kubernetes takes such a pod as the first of its kind.
+    The Job's own pod has these labels as well: Kubernetes takes such a pod as the first of its kind.
     """
-    term = {"labelSelector": {"matchLabels": {LABEL_SERVICE: service.name}}, "topologyKey": "kubernetes.io/hostname"}
+    ours = {LABEL_MANAGED_BY: FIELD_MANAGER, LABEL_INSTANCE: service.name}
+    term = {"labelSelector": {"matchLabels": ours}, "topologyKey": "kubernetes.io/hostname"}
     required, pods = "requiredDuringSchedulingIgnoredDuringExecution", affinity.get("podAffinity") or {}
     return {**affinity, "podAffinity": {**pods, required: [*(pods.get(required) or []), term]}}
 

@@ -73,7 +73,7 @@ class Reconciler:
         return look_again_after(seen, self._platform.surge_patience, self._clock())
 
     def _seen(self, name: Name, resource: Any) -> Seen:
-        return Seen(resource, self._store.children(name), self._meter.known)
+        return Seen(resource, self._store.children(name), self._meter.known, fetchers=self._store.fetchers(name))
 
     def _understood(self, resource: Any) -> InferenceService | ResourceError:
         try:

@@ -25,6 +25,8 @@ LABEL_COMPONENT = "app.kubernetes.io/component"
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
 LABEL_SERVICE = f"{GROUP}/inferenceservice"
 LABEL_SCRAPED = f"{GROUP}/scraped"
+# Instead of LABEL_SERVICE on the pod that fills a service's model cache: it is no replica, and nobody takes it for one.
+LABEL_PREFETCH = f"{GROUP}/prefetch"
 ANNOTATION_PAUSED = f"{GROUP}/paused"
 # On a child: what it was last applied from. On a Deployment, too: the fingerprint of the spec that its pods were made
 # for, and their template. On a pod: which template it was made from.

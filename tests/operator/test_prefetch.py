@@ -8,7 +8,15 @@ from pagetide_operator.decide import Seen, plan_for, status_changes
 from pagetide_operator.desired import Platform, key_of
 from pagetide_operator.plan import Apply, Delete
 from pagetide_operator.prefetch import job_for
-from pagetide_spec.names import ANNOTATION_PREFETCHED, ANNOTATION_TEMPLATE, COMPONENT_PREFETCH, LABEL_COMPONENT
+from pagetide_spec.names import (
+    ANNOTATION_PREFETCHED,
+    ANNOTATION_TEMPLATE,
+    COMPONENT_PREFETCH,
+    LABEL_COMPONENT,
+    LABEL_PREFETCH,
+    LABEL_SERVICE,
+    selector_labels,
+)
 from pagetide_spec.resource import parse
 
 PLATFORM = Platform(image="pagetide/server:1")
@@ -39,7 +47,8 @@ class World:
         return done
 
     def seen(self):
-        return Seen(self.resource, list(self.objects.values()))
+        fetchers = self.of("Pod")
+        return Seen(self.resource, [o for o in self.objects.values() if o not in fetchers], fetchers=fetchers)
 
     def of(self, kind):
         return [o for (k, _), o in self.objects.items() if k == kind]
@@ -55,7 +64,7 @@ class World:
         container = {"name": "server", "image": "i", "state": {"waiting": waiting or {}}}
         if terminated:
             container["lastState"] = {"terminated": terminated}
-        metadata = {"name": "p", "uid": "p", "labels": {LABEL_COMPONENT: COMPONENT_PREFETCH}}
+        metadata = {"name": "p", "uid": "p", "labels": {LABEL_PREFETCH: "llm"}}
         pod = {"kind": "Pod", "metadata": metadata, "status": {"containerStatuses": [container]}}
         self.objects["Pod", "p"] = pod
 
@@ -186,7 +195,10 @@ def test_the_pod_is_a_servers_without_what_serving_needs(service):
     assert "nvidia.com/gpu" not in str(container["resources"])
     assert made["spec"]["nodeSelector"] == {"a": "b"}
     assert container["securityContext"]["readOnlyRootFilesystem"]
-    assert made["metadata"]["labels"][LABEL_COMPONENT] == COMPONENT_PREFETCH
+    labels = made["metadata"]["labels"]
+    assert (labels[LABEL_COMPONENT], labels[LABEL_PREFETCH]) == (COMPONENT_PREFETCH, "llm")
+    assert not selector_labels("llm").items() <= labels.items()
+    assert LABEL_SERVICE not in labels  # a gateway would take it for a replica
 
 
 def test_it_takes_the_node_where_a_claim_of_one_node_is_or_will_be(service):
