@@ -12,7 +12,6 @@ from pagetide_spec.names import (
     ANNOTATION_FINGERPRINT,
     ANNOTATION_PREFETCHED,
     ANNOTATION_TEMPLATE,
-    ANNOTATION_TEMPLATE_HASH,
     API_VERSION,
     KIND,
     LABEL_SCRAPED,
@@ -25,7 +24,8 @@ from pagetide_spec.names import (
 from pagetide_spec.resource import InferenceService, Rollout
 
 from .kinds import MONITOR
-from .pod import Manifest, digest, labels_of, pod_template
+from .pod import Manifest, digest, labels_of
+from .version import NOTHING_TO_FETCH, Fetching, Version, version_of
 
 SERVICE_PORT = 80
 # On one of the two Services only, lest Prometheus scrape each pod twice.
@@ -55,33 +55,6 @@ class Platform:
     surge_patience: float = SURGE_PATIENCE_SECONDS
 
 
-@dataclasses.dataclass(frozen=True)
-class Fetching:
-    """How far the model is on its way into the cache.
-
-    Attributes:
-        key: what the cache is to hold, hashed; None where nothing is fetched beforehand.
-        is_done: pods may be made for it.
-        job: the Job that fetches it, as long as it is wanted.
-    """
-
-    key: str | None = None
-    is_done: bool = True
-    job: Manifest | None = None
-
-
-NOTHING_TO_FETCH = Fetching()
-
-
-@dataclasses.dataclass(frozen=True)
-class Version:
-    """What the pods of a Deployment are made from; `fetched`: what was put into the cache for them."""
-
-    fingerprint: str
-    template: Manifest
-    fetched: str | None
-
-
 def children(
     service: InferenceService,
     platform: Platform,
@@ -101,7 +74,7 @@ def children(
         _service(service, headless_name(service.name), {"clusterIP": "None"}),
         _budget(service, platform),
     ]
-    version = _version(service, platform, live, fetching)
+    version = version_of(service, platform.image, live, fetching)
     if version is not None:
         out.insert(2, _deployment(service, version, replicas, rollout))
     if fetching.job is not None:
@@ -113,49 +86,6 @@ def children(
     if platform.has_service_monitors:
         out.append(_monitor(service))
     return [stamped(child) for child in out]
-
-
-def kept_template(service: InferenceService, live: Mapping[str, Any] | None) -> Manifest | None:
-    """The pod template that the live Deployment was made with, if it was made for this very spec.
-
-    What somebody has edited does not have the hash that it carries, and is made anew.
-    """
-    annotations = annotations_of(live)
-    return noted_template(live) if annotations.get(ANNOTATION_FINGERPRINT) == service.fingerprint else None
-
-
-def noted_template(live: Mapping[str, Any] | None) -> Manifest | None:
-    """The pod template that the live Deployment was made with, if it can still be told."""
-    annotations = annotations_of(live)
-    if ANNOTATION_TEMPLATE not in annotations:
-        return None
-    try:
-        template: Manifest = json.loads(annotations[ANNOTATION_TEMPLATE])
-        noted = template["metadata"]["annotations"].pop(ANNOTATION_TEMPLATE_HASH)
-        is_ours = noted == digest(template)
-    except (json.JSONDecodeError, LookupError, TypeError, AttributeError):
-        return None
-    template["metadata"]["annotations"][ANNOTATION_TEMPLATE_HASH] = noted
-    return template if is_ours else None
-
-
-def annotations_of(live: Mapping[str, Any] | None) -> Mapping[str, str]:
-    """The annotations of an object that may be absent."""
-    return (live or {}).get("metadata", {}).get("annotations") or {}
-
-
-def _version(
-    service: InferenceService, platform: Platform, live: Mapping[str, Any] | None, fetching: Fetching
-) -> Version | None:
-    """What the Deployment's pods are to be made from; None: they must wait."""
-    annotations = annotations_of(live)
-    if fetching.is_done:
-        template = kept_template(service, live) or pod_template(service, platform.image)
-        return Version(service.fingerprint, template, fetching.key)
-    template_before = noted_template(live)
-    if template_before is None:
-        return None
-    return Version(annotations[ANNOTATION_FINGERPRINT], template_before, annotations.get(ANNOTATION_PREFETCHED))
 
 
 def wanted_replicas(service: InferenceService, status: Mapping[str, Any]) -> int:

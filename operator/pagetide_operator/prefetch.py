@@ -25,10 +25,11 @@ from pagetide_spec.names import (
 )
 from pagetide_spec.resource import InferenceService
 
-from .desired import NOTHING_TO_FETCH, Fetching, Platform, annotations_of, head, kept_template, noted_template
+from .desired import Platform, head
 from .failures import Failure, pod_failures
 from .pod import CONTAINER, Manifest, cache_claim, digest, model_argument, pod_template
 from .status import PREFETCHING
+from .version import NOTHING_TO_FETCH, Fetching, annotations_of, kept_template, noted_template
 
 Object = Mapping[str, Any]
 

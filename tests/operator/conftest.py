@@ -1,5 +1,6 @@
 """Says at the end of a run what was left out for want of a control plane, of its images, or of helm."""
 
+import asyncio
 import os
 import shutil
 import socket
@@ -79,6 +80,45 @@ def kubeconfig(tmp_path_factory):
         return
     with BareControlPlane(Path(os.environ[BINARIES]), tmp_path_factory.mktemp("control-plane")) as plane:
         yield str(plane.kubeconfig)
+
+
+@pytest.fixture
+def helm(tool):
+    """Run helm with these arguments; its output."""
+    return tool("helm")
+
+
+@pytest.fixture
+def kubectl(tool):
+    """Run kubectl with these arguments; its output."""
+    return tool("kubectl")
+
+
+@pytest.fixture
+def tool(cluster, kubeconfig):
+    """A command that talks to the test's cluster, run in a thread: the test's own connections go on meanwhile."""
+
+    def make(name):
+        path = os.environ.get(name.upper()) or shutil.which(name)
+        if path is None:
+            pytest.skip(f"needs {name}: put it on PATH, or name it in {name.upper()}")
+
+        async def run(*arguments, stdin=None, check=True):
+            done = await asyncio.to_thread(
+                subprocess.run,
+                [path, *arguments],
+                input=stdin,
+                env={**os.environ, "KUBECONFIG": str(kubeconfig)},
+                capture_output=True,
+                text=True,
+                timeout=120,
+            )
+            assert done.returncode == 0 or not check, done.stderr
+            return done.stdout + done.stderr
+
+        return run
+
+    return make
 
 
 class BareControlPlane:

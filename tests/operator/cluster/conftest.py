@@ -5,7 +5,6 @@ import copy
 import itertools
 import os
 import pathlib
-import shutil
 import subprocess
 import sys
 import time
@@ -148,45 +147,6 @@ async def cluster(kubeconfig):
     yield here
     await client.request("DELETE", f"/api/v1/namespaces/{namespace}")
     await client.close()
-
-
-@pytest.fixture
-def helm(tool):
-    """Run helm with these arguments; its output."""
-    return tool("helm")
-
-
-@pytest.fixture
-def kubectl(tool):
-    """Run kubectl with these arguments; its output."""
-    return tool("kubectl")
-
-
-@pytest.fixture
-def tool(cluster, kubeconfig):
-    """A command that talks to the test's cluster, run in a thread: the test's own connections go on meanwhile."""
-
-    def make(name):
-        path = os.environ.get(name.upper()) or shutil.which(name)
-        if path is None:
-            pytest.skip(f"needs {name}: put it on PATH, or name it in {name.upper()}")
-
-        async def run(*arguments, stdin=None, check=True):
-            done = await asyncio.to_thread(
-                subprocess.run,
-                [path, *arguments],
-                input=stdin,
-                env={**os.environ, "KUBECONFIG": str(kubeconfig)},
-                capture_output=True,
-                text=True,
-                timeout=120,
-            )
-            assert done.returncode == 0 or not check, done.stderr
-            return done.stdout + done.stderr
-
-        return run
-
-    return make
 
 
 @pytest.fixture

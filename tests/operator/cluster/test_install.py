@@ -101,6 +101,7 @@ async def test_the_check_finds_what_is_wrong(check, request):
 async def test_the_manifests_are_ready_for_server_side_apply_on_the_oldest_server(cluster, kubectl, request):
     """Kubernetes 1.20 fills in no default protocol of a port before it merges by it."""
     folder = str(request.config.rootpath / "manifests")
+    await kubectl("apply", "-f", f"{folder}/namespace.yaml")
     for name in ("operator", "rbac"):
         await kubectl("apply", "--server-side", "--dry-run=server", "--force-conflicts", "--validate=false",
                       "-f", f"{folder}/{name}.yaml")  # fmt: skip
