@@ -56,7 +56,8 @@ def version_of(
     template_before = noted_template(live)
     if template_before is None:
         return None
-    return Version(annotations[ANNOTATION_FINGERPRINT], template_before, annotations.get(ANNOTATION_PREFETCHED))
+    fingerprint = annotations.get(ANNOTATION_FINGERPRINT, "")
+    return Version(fingerprint, template_before, annotations.get(ANNOTATION_PREFETCHED))
 
 
 def kept_template(service: InferenceService, live: Mapping[str, Any] | None) -> Manifest | None:

@@ -9,6 +9,7 @@ from pagetide_operator.desired import Platform, key_of
 from pagetide_operator.plan import Apply, Delete
 from pagetide_operator.prefetch import job_for
 from pagetide_spec.names import (
+    ANNOTATION_FINGERPRINT,
     ANNOTATION_PREFETCHED,
     ANNOTATION_TEMPLATE,
     COMPONENT_PREFETCH,
@@ -147,6 +148,23 @@ def test_an_upgrade_of_the_operator_fetches_nothing_anew(service):
     (after,) = world.of("Deployment")
     assert after["spec"]["template"] == deployment["spec"]["template"]
     assert world.look() == []
+
+
+@pytest.mark.parametrize("lost", [ANNOTATION_FINGERPRINT, ANNOTATION_PREFETCHED, ANNOTATION_TEMPLATE])
+def test_no_lost_note_takes_the_replicas_away(service, lost):
+    world = World(service(**CACHE))
+    world.look()
+    world.finish()
+    world.look()
+    world.change(model={"uri": "hf://org/other"})
+    del world.of("Deployment")[0]["metadata"]["annotations"][lost]
+    for _ in range(3):
+        assert ("delete", "Deployment") not in world.look()
+    (job,) = world.of("Job") or [None]
+    if job is not None:
+        world.finish()
+        world.look()
+    assert arguments(*world.of("Deployment"))[0] == "org/other"
 
 
 def test_where_the_notes_are_lost_replicas_do_not_wait(service):
