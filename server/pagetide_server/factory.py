@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -33,12 +34,16 @@ def create_core(config: EngineConfig, progress: Callable[[str, float], None]) ->
         SettingError: a setting that this model or machine cannot fulfil.
         PagetideError: the model cannot be loaded.
     """
+    tokenizer = Tokenizer.load(config)
     loaded = load(config, progress)
+    if not loaded.eos_token_ids:
+        # The model states no end: without one, no structured answer would end.
+        loaded = dataclasses.replace(loaded, eos_token_ids=tuple(sorted(tokenizer.eos_token_ids)))
     limits = scheduler_config(config, loaded, measure(loaded))
     log_limits(config, loaded, limits)
     ready = _ready(limits, loaded)
     eos = frozenset(loaded.eos_token_ids)
-    compiler = StructureCompiler(Tokenizer.load(config), eos)
+    compiler = StructureCompiler(tokenizer, eos)
     compiler.warm_up()
     return EngineCore(
         Scheduler(limits, _log_block_event if config.log_blocks else None),

@@ -89,7 +89,7 @@ def parse_size(text: str) -> int:
     Raises:
         SettingError: it is no size.
     """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?I?)B?", text.strip().upper())
+    match = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]+)?)\s*([KMGT]?I?)B?", text.strip().upper())
     if not match or match[2] not in UNITS or not float(match[1]):
         raise SettingError("--device-memory", text, "must be a size such as 80GiB")
     return int(float(match[1]) * UNITS[match[2]])
@@ -104,7 +104,7 @@ def parse_lengths(text: str | None) -> list[int] | None:
     if text is None:
         return None
     parts = text.split(",")
-    if not all(p.strip().isdigit() and int(p) for p in parts):
+    if not all(re.fullmatch(r"\s*0*[1-9][0-9]{0,17}\s*", p) for p in parts):
         raise SettingError("--lengths", text, "must be token counts such as 2048,8192")
     return [int(p) for p in parts]
 
@@ -118,7 +118,7 @@ def make_plan(config: EngineConfig, device_bytes: int, lengths: list[int] | None
     import torch
 
     from .model.loader import dtype_of, window
-    from .model.memory import batch_limits, bytes_per_token, check_room, usable_window
+    from .model.memory import batch_limits, bytes_per_token, check_room, usable_window, useful_blocks
     from .model.network import examine
 
     device = torch.device("cuda")
@@ -129,8 +129,12 @@ def make_plan(config: EngineConfig, device_bytes: int, lengths: list[int] | None
     limits = batch_limits(config, device, max_model_len)
     activations = _activations(hf_config, shape.vocab_size, limits, dtype.itemsize)
     blocks = _room(config, device_bytes, weights + activations) // (token * config.block_size)
+    if config.kv_cache_memory_gib is None:
+        blocks = min(blocks, useful_blocks(config, limits, max_model_len))
     check_room(config, blocks, token * config.block_size, max_model_len, device_bytes)
     usable = usable_window(config, max_model_len, blocks)
+    if lengths and max(lengths) > usable:
+        raise SettingError("--lengths", max(lengths), f"a sequence has at most {usable} tokens here")
     return ModelPlan(
         model=config.model,
         architecture=(getattr(hf_config, "architectures", None) or [hf_config.model_type])[0],

@@ -120,7 +120,7 @@ def read_json(path: Path, config: EngineConfig) -> dict[str, Any]:
         found = json.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         raise SettingError("model", config.model, f"the folder has no {path.name}") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise SettingError("model", config.model, f"{path.name} cannot be read: {_first_line(error)}") from None
     if not isinstance(found, dict):
         raise SettingError("model", config.model, f"{path.name} must hold a JSON object")

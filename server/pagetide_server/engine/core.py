@@ -20,6 +20,7 @@ from ..wire.messages import (
 )
 from . import isolation
 from .faults import Busy, DeviceLost, RequestFault
+from .grammar_queue import GrammarQueue
 from .open_request import OpenRequest
 from .roles import Compiler, Runner, Sampler
 from .scheduler import RequestRefused, Scheduler, Settled
@@ -44,11 +45,11 @@ class EngineCore:
     def __init__(
         self, scheduler: Scheduler, runner: Runner, sampler: Sampler, compiler: Compiler, ready: Ready
     ) -> None:
-        self._scheduler, self._runner, self._sampler, self._compiler = scheduler, runner, sampler, compiler
+        self._scheduler, self._runner, self._sampler = scheduler, runner, sampler
         self.ready = ready
         self._open: dict[str, OpenRequest] = {}
-        # Those of `_open` that wait for their grammar.
-        self._compiling: dict[str, OpenRequest] = {}
+        # Some of `_open`.
+        self._compiling = GrammarQueue(compiler)
 
     # ---- requests in
 
@@ -60,35 +61,32 @@ class EngineCore:
             self._scheduler.check(request, waiting_elsewhere=len(self._compiling))
         except RequestRefused as error:
             return [_error(request.request_id, 0, str(error), error.kind)]
-        entry = self._open[request.request_id] = OpenRequest(request)
+        entry = self._open[request.request_id] = OpenRequest(request, self._scheduler.reserve())
         if request.params.structure is None:
-            self._scheduler.admit(request)
+            self._scheduler.admit(request, entry.place)
         else:
-            entry.compilation = self._compiler.compile(request.params.structure)
-            self._compiling[request.request_id] = entry
+            self._compiling.put(entry)
         return []
 
     def abort(self, message: AbortRequest) -> list[SequenceOutput]:
         """End a request or one of its sequences now; the last output of each sequence that ended by it."""
-        entry = self._compiling.get(message.request_id)
-        if entry is not None:
-            indices = entry.withdraw(message.index)
-            if not entry.left:
-                del self._compiling[message.request_id], self._open[message.request_id]
-        else:
+        indices = self._compiling.withdraw(message.request_id, message.index)
+        if indices is None:
             ended = self._scheduler.abort(message.request_id, message.index)
             for sequence in ended:
                 self._close(sequence)
             indices = [s.index for s in ended]
+        elif not self._open[message.request_id].left:
+            del self._open[message.request_id]
         return [SequenceOutput(request_id=message.request_id, index=i, finish_reason=message.reason) for i in indices]
 
     def has_work(self) -> bool:
         """Whether a step would do something now."""
-        return self._scheduler.has_work() or any(_is_compiled(entry) for entry in self._compiling.values())
+        return self._scheduler.has_work() or self._compiling.has_compiled()
 
     def is_waiting(self) -> bool:
         """Whether a request waits for its grammar to be compiled."""
-        return bool(self._compiling)
+        return len(self._compiling) > 0
 
     # ---- one step
 
@@ -117,7 +115,7 @@ class EngineCore:
 
     def close(self) -> None:
         """End the threads that compile grammars, and log what the prompts had in common."""
-        self._compiler.close()
+        self._compiling.close()
         if self._scheduler.prefix_lengths.prompts:
             log.info("block_size: %s", self._scheduler.prefix_lengths.summary())
 
@@ -125,17 +123,15 @@ class EngineCore:
         """State and totals as of now."""
         stats = self._scheduler.stats()
         stats.waiting += len(self._compiling)
-        arrivals = [entry.request.arrival for entry in self._compiling.values()]
-        if stats.oldest_arrival is not None:
-            arrivals.append(stats.oldest_arrival)
+        arrivals = [a for a in (stats.oldest_arrival, self._compiling.oldest_arrival) if a is not None]
         stats.oldest_arrival = min(arrivals, default=None)
         return stats
 
     def _admit_compiled(self) -> list[SequenceOutput]:
         """Hand the requests whose grammar is ready to the scheduler."""
         outputs = []
-        for request_id, entry in [item for item in self._compiling.items() if _is_compiled(item[1])]:
-            del self._compiling[request_id]
+        for entry in self._compiling.take_compiled():
+            request_id = entry.request.request_id
             assert entry.compilation is not None
             try:
                 entry.grammar = entry.compilation.result()
@@ -148,7 +144,7 @@ class EngineCore:
                     log.exception("the structure of request %s could not be compiled", request_id)
                     outputs += [_error(request_id, i, _text(error), "engine") for i in entry.withdraw(None)]
                 continue
-            self._scheduler.admit(entry.request)
+            self._scheduler.admit(entry.request, entry.place)
             for index in entry.withdrawn:
                 self._scheduler.abort(request_id, index)
         return outputs
@@ -237,10 +233,6 @@ class EngineCore:
         entry.left -= 1
         if entry.left <= 0:
             del self._open[sequence.request_id]
-
-
-def _is_compiled(entry: OpenRequest) -> bool:
-    return entry.compilation is not None and entry.compilation.done()
 
 
 def _text(error: object) -> str:

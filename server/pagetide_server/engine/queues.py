@@ -49,7 +49,8 @@ class Queues:
     """All sequences that have not ended.
 
     Attributes:
-        fresh: leading sequences of requests that were never scheduled, in order of arrival (all are in `waiting`).
+        fresh: leading sequences of requests that were never scheduled, in the order in which they were admitted
+            (all are in `waiting`).
         requests: the unfinished sequences of each request, also those that wait for the prompt to be computed.
         slots: places of the running batch that are taken or kept.
     """

@@ -67,7 +67,7 @@ def load(config: EngineConfig, progress: Progress = silent) -> LoadedModel:
         dtype=dtype,
         max_model_len=max_model_len,
         vocab_size=shape.vocab_size,
-        eos_token_ids=_eos_token_ids(folder, hf_config, config),
+        eos_token_ids=_eos_token_ids(folder, hf_config, config, shape.vocab_size),
         attention_name="paged-torch",
         layers=shape.layers,
     )
@@ -236,7 +236,11 @@ def _own_weights(network: Any) -> None:
         weight.data = weight.data.clone()
 
 
-def _eos_token_ids(folder: Path, hf_config: Any, config: EngineConfig) -> tuple[int, ...]:
-    """Ids that end an answer; transformers' configuration has the defaults of the model's kind, too."""
+def _eos_token_ids(folder: Path, hf_config: Any, config: EngineConfig, vocab_size: int) -> tuple[int, ...]:
+    """Ids that end an answer; transformers' configuration has the defaults of the model's kind, too.
+
+    Left out are ids without a logit, such as -1 for none: these never come.
+    """
     path = folder / "generation_config.json"
-    return eos_token_ids(read_json(path, config) if path.is_file() else {}, hf_config.to_dict(), config.model)
+    stated = eos_token_ids(read_json(path, config) if path.is_file() else {}, hf_config.to_dict(), config.model)
+    return tuple(i for i in stated if 0 <= i < vocab_size)

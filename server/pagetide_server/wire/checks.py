@@ -18,6 +18,8 @@ from .messages import Ready, SamplingParams, Structure
 MAX_LOGPROBS = 100
 MAX_TEMPERATURE = 1000.0
 MAX_STOPS = 64
+# Logits are divided by it, and must stay within float32.
+MIN_REPETITION_PENALTY = 1e-6
 MAX_SEED = 2**63
 
 NO_UNICODE = "is no Unicode text: it holds half of a surrogate pair"
@@ -174,9 +176,7 @@ def _check_numbers(params: SamplingParams) -> None:
     _range("min_p", params.min_p, 0.0, 1.0)
     _range("presence_penalty", params.presence_penalty, -2.0, 2.0)
     _range("frequency_penalty", params.frequency_penalty, -2.0, 2.0)
-    _range("repetition_penalty", params.repetition_penalty, 0.0, 100.0)
-    if params.repetition_penalty == 0:
-        raise SettingError("repetition_penalty", params.repetition_penalty, "must be above 0")
+    _range("repetition_penalty", params.repetition_penalty, MIN_REPETITION_PENALTY, 100.0)
 
 
 def _check_lists(params: SamplingParams, vocab_size: int) -> None:

@@ -548,6 +548,18 @@ def test_a_request_joins_when_its_grammar_is_there(harness):
     assert made.tokens("a") == [5, 6, 7]
 
 
+def test_the_order_of_arrival_does_not_depend_on_how_long_grammars_take(harness):
+    """An engine with a seed draws by it, and must repeat itself."""
+    made = harness()
+    for name, structure in (("a", CHOICE), ("bb", None), ("ccc", CHOICE)):
+        made.add(name, structure=structure)
+    made.run()
+    made.compiler.answer = "ready"
+    made.run()
+    orders = {row.sequence.request_id: row.sequence.arrival_order for step in made.runner.steps for row in step.rows}
+    assert sorted(orders, key=orders.get) == ["a", "bb", "ccc"]
+
+
 @pytest.mark.parametrize(
     ("answer", "kind", "indices"),
     [

@@ -111,6 +111,9 @@ FAULTS = [
         id="an end token that is text",
     ),
     pytest.param(
+        lambda f: (f / INDEX).write_text('{"weight_map": ' + "[" * 100_000), "cannot be read", id="no end of lists"
+    ),
+    pytest.param(
         lambda f: (f / INDEX).write_text('{"weight_map": {"a": 5}}'), f"{INDEX} must name files, not 5", id="no file"
     ),
     pytest.param(

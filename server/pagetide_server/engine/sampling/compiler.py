@@ -53,10 +53,11 @@ class StructureCompiler:
 
         Args:
             tokenizer: whose tokens the answers consist of.
-            eos_token_ids: tokens that end an answer, beside the tokenizer's own.
+            eos_token_ids: tokens that end an answer; the tokenizer's own if there are none.
         """
         self._tokenizer = tokenizer
-        self._eos = sorted(frozenset(eos_token_ids) | tokenizer.eos_token_ids)
+        ends = frozenset(eos_token_ids) or tokenizer.eos_token_ids
+        self._eos = sorted(i for i in ends if i < tokenizer.vocab_size)
         self._pool = concurrent.futures.ThreadPoolExecutor(_THREADS, thread_name_prefix="structure")
         self._grammars: collections.OrderedDict[Structure, Compilation] = collections.OrderedDict()
         self._lock = threading.Lock()

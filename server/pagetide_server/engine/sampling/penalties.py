@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 
@@ -45,8 +45,7 @@ def adjust(logits: torch.Tensor, rows: list[tuple[int, Sequence]], eos_token_ids
             answer = sequence.tokens[sequence.prompt_len :]
             presence.add(row, answer, params.presence_penalty)
             frequency.add(row, answer, params.frequency_penalty)
-        for token_id, value in params.logit_bias.items():
-            bias.add(row, (token_id,), value)
+        bias.add_values(row, params.logit_bias)
         banned.add(row, [*_bad_word_ends(sequence), *_early_ends(sequence, eos_token_ids)], float("-inf"))
     _penalize_repetition(repetition)
     # OpenAI's formula: logit - count * frequency - (count > 0) * presence.
@@ -60,10 +59,15 @@ def adjust(logits: torch.Tensor, rows: list[tuple[int, Sequence]], eos_token_ids
 
 
 def _keep_only(logits: torch.Tensor, token_ids: tuple[int, ...]) -> None:
-    kept = torch.tensor(token_ids, device=logits.device)
+    kept = _as_tensor(token_ids).to(logits.device)
     values = logits[kept]
     logits.fill_(float("-inf"))
     logits[kept] = values
+
+
+def _as_tensor(token_ids: Iterable[int]) -> torch.Tensor:
+    """int64, by way of an array, which is several times quicker than from a list; not of nothing."""
+    return torch.frombuffer(array.array("q", token_ids), dtype=torch.int64)
 
 
 class _Entries:
@@ -77,11 +81,16 @@ class _Entries:
 
     def add(self, row: int, token_ids: Iterable[int], value: float) -> None:
         """More entries of one row; a value of 0 has no effect."""
-        # By way of an array, which is several times quicker than from a list.
         ids = array.array("q", token_ids)
         if ids and value:
-            self._places.append(torch.frombuffer(ids, dtype=torch.int64) + row * self._width)
+            self._places.append(_as_tensor(ids) + row * self._width)
             self._values.append(torch.full((len(ids),), value))
+
+    def add_values(self, row: int, values: Mapping[int, float]) -> None:
+        """More entries of one row, each with a value of its own."""
+        if values:
+            self._places.append(_as_tensor(values) + row * self._width)
+            self._values.append(torch.frombuffer(array.array("f", values.values()), dtype=torch.float32))
 
     def __bool__(self) -> bool:
         return bool(self._places)
