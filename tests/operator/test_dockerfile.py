@@ -56,6 +56,12 @@ def test_nobody_runs_as_root_and_the_user_is_the_pods(stage):
 
 
 @pytest.mark.parametrize("stage", FINAL)
+def test_who_asks_for_the_users_name_or_home_gets_one(stage):
+    variables = dict(pair.split("=", 1) for line in of(stage, "ENV") for pair in line.split())
+    assert (variables["USER"], variables["HOME"]) == ("pagetide", "/tmp")
+
+
+@pytest.mark.parametrize("stage", FINAL)
 def test_build_tools_stay_behind(stage):
     installed = " ".join(of(stage, "RUN"))
     assert "pip" not in installed
