@@ -171,38 +171,3 @@ async def is_replaced(cluster, old):
 
 async def is_empty(cluster):
     return not await cluster.list("Pod") and not await cluster.list("Deployment")
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        pytest.param({"replicas": -1}, "spec.replicas", id="a bound"),
-        pytest.param({"engine": {"dtype": "float8"}}, "spec.engine.dtype", id="a choice"),
-        pytest.param({"model": {"uri": "s3://bucket/model"}}, "spec.model.uri", id="a form"),
-        pytest.param({"model": {}}, "uri", id="something required"),
-        pytest.param({"engine": {"maxNumSeq": 8}}, "maxNumSeq", id="a misspelt field"),
-    ],
-)
-async def test_apply_refuses_what_the_operator_would_refuse(cluster, kubectl, change, words):
-    made = cluster.manifest("llm")
-    made["spec"] |= change
-    text = await kubectl("apply", f"--namespace={cluster.namespace}", "--dry-run=server", "-f", "-",
-                         stdin=json.dumps(made), check=False)  # fmt: skip
-    assert "created (server dry run)" not in text
-    assert words in text
-
-
-async def test_the_api_server_takes_every_sample(cluster, kubectl, request):
-    folder = str(request.config.rootpath / "manifests/samples")
-    space = f"--namespace={cluster.namespace}"
-    said = await kubectl("apply", space, "--dry-run=server", "-f", folder)
-    assert said.count("created (server dry run)") == len(
-        list((request.config.rootpath / "manifests/samples").iterdir())
-    )
-
-
-async def test_the_crd_is_small_enough_for_client_side_apply(cluster, kubectl, request):
-    """kubectl notes the whole manifest in an annotation, and annotations have room for 256 KiB."""
-    path = request.config.rootpath / "manifests/crd.yaml"
-    await kubectl("apply", "--dry-run=server", "--validate=false", "-f", str(path))
-    assert len(json.dumps(yaml.safe_load(path.read_text()))) < 128 * 1024
