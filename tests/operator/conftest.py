@@ -1,4 +1,4 @@
-"""Says at the end of a run what was left out for want of a control plane, of its images, or of helm."""
+"""Says at the end of a run what was left out for want of a control plane, of its images, or of a tool."""
 
 import asyncio
 import os
@@ -38,26 +38,28 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.skip(reason=f"needs a Kubernetes control plane: {VARIABLE} or {BINARIES}"))
 
 
+# What a test says in its reason for being skipped, and how to have it run.
+_MISSING = {
+    "needs nodes": f"nodes that run pods: set {VARIABLE} to a whole cluster",
+    "needs images": "Pagetide's images in the cluster: load them there, set PAGETIDE_TEST_IMAGES",
+    "needs helm": "helm: put it on PATH, or name it in HELM",
+    "needs kubectl": "kubectl: put it on PATH, or name it in KUBECTL",
+    "needs Kubernetes 1.25": f"an API server that knows CEL rules (1.25 or newer): set {VARIABLE} to its cluster",
+}
+
+
 def pytest_terminal_summary(terminalreporter, config):
-    skipped = [str(r.longrepr) for r in terminalreporter.stats.get("skipped", [])]
-    without_tools = sum("needs helm" in reason or "needs kubectl" in reason for reason in skipped)
-    count = len(config.stash[_left_out])
-    without_nodes = sum("needs nodes" in reason for reason in skipped)
-    without_images = sum("needs images" in reason for reason in skipped)
-    if count or without_tools or without_nodes or without_images:
+    reasons = [str(r.longrepr) for r in terminalreporter.stats.get("skipped", [])]
+    lines = []
+    if count := len(config.stash[_left_out]):
+        lines.append(f"{count} tests need a Kubernetes control plane: {_HOW}.")
+    for words, how in _MISSING.items():
+        if count := sum(words in reason for reason in reasons):
+            lines.append(f"{count} tests need {how}.")
+    if lines:
         terminalreporter.section("left out")
-    if count:
-        terminalreporter.line(f"{count} tests need a Kubernetes control plane: {_HOW}.")
-    if without_nodes:
-        terminalreporter.line(f"{without_nodes} tests need nodes that run pods: set {VARIABLE} to a whole cluster.")
-    if without_images:
-        terminalreporter.line(
-            f"{without_images} tests need Pagetide's images in the cluster: load them there, set PAGETIDE_TEST_IMAGES."
-        )
-    if without_tools:
-        terminalreporter.line(
-            f"{without_tools} tests need helm or kubectl: put them on PATH, or name them in HELM and KUBECTL."
-        )
+    for line in lines:
+        terminalreporter.line(line)
 
 
 @pytest.fixture
@@ -119,6 +121,15 @@ def tool(cluster, kubeconfig):
         return run
 
     return make
+
+
+@pytest.fixture
+def images(nodes):
+    """For tests whose pods run Pagetide's own images."""
+    if not os.environ.get("PAGETIDE_TEST_IMAGES"):
+        pytest.skip(
+            "needs images: load pagetide/operator and pagetide/server into the cluster, set PAGETIDE_TEST_IMAGES"
+        )
 
 
 class BareControlPlane:

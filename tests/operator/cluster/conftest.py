@@ -156,15 +156,6 @@ async def knows_rules(cluster):
 
 
 @pytest.fixture
-def images(nodes):
-    """For tests whose pods run Pagetide's own images."""
-    if not os.environ.get("PAGETIDE_TEST_IMAGES"):
-        pytest.skip(
-            "needs images: load pagetide/operator and pagetide/server into the cluster, set PAGETIDE_TEST_IMAGES"
-        )
-
-
-@pytest.fixture
 async def nodes(cluster):
     """For tests whose pods must run, or that need the controllers that come with nodes."""
     if not (await cluster.client.request("GET", "/api/v1/nodes"))["items"]:

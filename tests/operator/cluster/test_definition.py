@@ -35,7 +35,7 @@ async def test_the_api_server_refuses_what_it_can_check(cluster):
 )
 async def test_the_api_server_checks_rules_between_fields_where_it_knows_any(cluster, change, words, knows_rules):
     if not knows_rules:
-        pytest.skip("this Kubernetes knows no CEL rules (1.25)")
+        pytest.skip("needs Kubernetes 1.25, which checks CEL rules")
     spec = {k: v for k, v in {**cluster.manifest("llm")["spec"], **change}.items() if v is not None}
     with pytest.raises(ApiError, match=words):
         await cluster.create({**cluster.manifest("llm"), "spec": spec})
