@@ -131,6 +131,24 @@ async def _raise_if_same(client: Client, path: str, uid: str, error: ApiError) -
         raise error
 
 
+async def patch_pod(client: Client, pod: Object, patch: Object) -> Object | None:
+    """Merge `patch` into a pod; None where it is gone or another of its name is there.
+
+    Raises:
+        ApiError: refused.
+    """
+    metadata = {**patch.get("metadata", {}), "uid": pod["metadata"]["uid"]}
+    path = f"{collection_path('v1', 'pods', pod['metadata']['namespace'])}/{pod['metadata']['name']}"
+    try:
+        return await client.request(
+            "PATCH", path, {"fieldManager": FIELD_MANAGER}, {**patch, "metadata": metadata}, _MERGE
+        )
+    except ApiError as error:
+        if error.code in (404, 409):
+            return None
+        raise
+
+
 async def post_event(client: Client, resource: Object, kind: str, reason: str, message: str) -> None:
     """An Event of `kind` (Normal or Warning) about a resource, to be seen by `kubectl describe`."""
     metadata = resource["metadata"]

@@ -16,7 +16,17 @@ from .failures import REASONS, Failure
 from .plan import Key, Plan, Settled, plan
 from .prefetch import fetch_state, fetching_of
 from .rollout import choose_rollout, waits_for_device
-from .status import ONE_BY_ONE, PREFETCHING, Children, Status, changes, condition_of, invalid_status, service_status
+from .status import (
+    ONE_BY_ONE,
+    PREFETCHING,
+    Children,
+    Status,
+    Verdict,
+    changes,
+    condition_of,
+    invalid_status,
+    service_status,
+)
 from .times import timestamp
 
 Object = Mapping[str, Any]
@@ -26,11 +36,18 @@ _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 
 @dataclasses.dataclass(frozen=True)
 class Seen:
-    """What one decision is made from. `capacities`: of pods, by uid; `fetchers`: the pods that fill the cache."""
+    """What one decision is made from.
+
+    Attributes:
+        capacities: of pods, by uid.
+        scaling: the autoscaler's conditions.
+        fetchers: the pods that fill the cache.
+    """
 
     resource: Object
     children: Sequence[Object]
     capacities: Mapping[str, Capacity] = dataclasses.field(default_factory=dict)
+    scaling: Sequence[Verdict] = ()
     fetchers: Sequence[Object] = ()
 
     @property
@@ -92,7 +109,7 @@ def status_changes(
         wanted = wanted_replicas(service, before)
         fetch = fetch_state(service, seen.deployment, seen.children, seen.fetchers)
         found = Children(seen.deployment, seen.pods, total(seen.pods, seen.capacities), fetch)
-        after = service_status(service, before, found, wanted, trouble, time)
+        after = service_status(service, before, found, wanted, trouble, time, seen.scaling)
     return changes(before, after)
 
 

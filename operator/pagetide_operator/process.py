@@ -20,6 +20,7 @@ import kubernetes.client
 from pagetide_spec.names import FIELD_MANAGER
 
 from . import act, telemetry
+from .autoscaling.actor import Scaler
 from .capacity import Meter, metrics_of
 from .client import ApiError, Client, Fenced
 from .desired import Platform
@@ -74,6 +75,7 @@ class Operator:
         self._telemetry.services.set_function(lambda: len(self._store.resources()))
         self._watchdog = Watchdog(k.name for k in BY_NAME.values() if k.is_watched)
         self._meter = Meter(metrics_of, self._queue.add)
+        self._scaler = Scaler(self._client, self._store, self._queue.add, self._telemetry)
         self._discovery = Discovery(self._client)
         self._synced = asyncio.Event()
         self.stop = asyncio.Event()
@@ -95,7 +97,7 @@ class Operator:
     async def _run(self) -> None:
         """All parts, from discovery on; the first that ends, ends all."""
         platform = await self._discovery.platform(self._options.image, self._options.surge_patience)
-        reconciler = Reconciler(self._client, self._store, platform, self._meter)
+        reconciler = Reconciler(self._client, self._store, platform, self._meter, scaling=self._scaler.verdicts)
         self._reconciler = reconciler
         await self._until_stopped(self._watch(), self._relist_for_ever(), self._lead(reconciler), self._meter.run())
 
@@ -193,13 +195,15 @@ class Operator:
     async def _work(self, reconciler: Reconciler) -> None:
         self._telemetry.is_leader.set(1)
         await self._synced.wait()  # what was not seen yet would be taken for missing
-        await asyncio.gather(*(self._worker(reconciler) for _ in range(self._options.workers)))
+        workers = (self._worker(reconciler) for _ in range(self._options.workers))
+        await asyncio.gather(self._scaler.run(), *workers)
 
     async def _worker(self, reconciler: Reconciler) -> None:
         while True:
             name = await self._queue.take()
             failed = True
             try:
+                self._scaler.noticed(name)
                 with self._telemetry.reconcile_seconds.time():
                     again = await reconciler.reconcile(name)
                 failed = False

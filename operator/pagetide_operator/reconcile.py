@@ -19,6 +19,7 @@ from .desired import Platform, key_of
 from .failures import Failure
 from .kinds import OPTIONAL
 from .plan import Apply, Delete, Key, Plan, Settled, is_orphan, is_owned, settlement
+from .status import Verdict
 from .store import Name, Store, name_of, service_of
 
 logger = logging.getLogger(__name__)
@@ -32,12 +33,22 @@ class NameTaken(Exception):
 
 
 class Reconciler:
-    """Brings services to their desired state, one call of `reconcile` each time that something may have changed."""
+    """Brings services to their desired state, one call of `reconcile` each time that something may have changed.
+
+    `scaling` tells the conditions that the autoscaler has to say about a service.
+    """
 
     def __init__(
-        self, client: Client, store: Store, platform: Platform, meter: Meter, clock: Callable[[], float] = time.time
+        self,
+        client: Client,
+        store: Store,
+        platform: Platform,
+        meter: Meter,
+        clock: Callable[[], float] = time.time,
+        scaling: Callable[[Name], Sequence[Verdict]] = lambda _: (),
     ) -> None:
         self._client, self._store, self._platform, self._meter, self._clock = client, store, platform, meter, clock
+        self._scaling = scaling
         self._settled: dict[Name, dict[Key, Settled]] = {}
         self._late: set[Name] = set()  # services of which a child was seen only while they were looked at
 
@@ -73,7 +84,8 @@ class Reconciler:
         return look_again_after(seen, self._platform.surge_patience, self._clock())
 
     def _seen(self, name: Name, resource: Any) -> Seen:
-        return Seen(resource, self._store.children(name), self._meter.known, fetchers=self._store.fetchers(name))
+        children, fetchers = self._store.children(name), self._store.fetchers(name)
+        return Seen(resource, children, self._meter.known, self._scaling(name), fetchers)
 
     def _understood(self, resource: Any) -> InferenceService | ResourceError:
         try:

@@ -33,6 +33,9 @@ class Verdict:
     message: str
 
 
+ASLEEP = Verdict("Ready", True, "ScaledToZero", "the next request wakes it")
+
+
 @dataclasses.dataclass(frozen=True)
 class Children:
     """The live children that the status is made of, and what the ready ones can hold, if that is known.
@@ -47,13 +50,20 @@ class Children:
 
 
 def service_status(
-    service: InferenceService, before: Object, children: Children, wanted: int, trouble: Failure | None, now: str
+    service: InferenceService,
+    before: Object,
+    children: Children,
+    wanted: int,
+    trouble: Failure | None,
+    now: str,
+    scaling: Sequence[Verdict] = (),
 ) -> Status:
-    """The whole status. `trouble` is what kept the operator from applying children; `now` as Kubernetes writes it."""
+    """The whole status. `trouble` is what kept the operator from applying children; `now` as Kubernetes writes it;
+    `scaling` is what the autoscaler says of itself."""
     verdicts = [
         ready_verdict(service, children, wanted, trouble),
         progressing_verdict(service, children, wanted, trouble),
-        scaling_verdict(service),
+        *(scaling or _scaling_verdicts(service, before)),
     ]
     labels = selector_labels(service.name)
     return {
@@ -63,8 +73,15 @@ def service_status(
         "selector": ",".join(f"{k}={v}" for k, v in sorted(labels.items())),
         "url": f"http://{service.name}.{service.namespace}.svc",
         "observedGeneration": service.generation,
-        "conditions": _conditions(before, verdicts, service.generation, now),
+        "conditions": _conditions(_relevant(service, before), verdicts, service.generation, now),
     }
+
+
+def _relevant(service: InferenceService, before: Object) -> Object:
+    """The status without what only a scaled service has, where this one is not scaled any more."""
+    if service.autoscaling is not None:
+        return before
+    return {**before, "conditions": [c for c in before.get("conditions") or [] if c["type"] != "ScalingLimited"]}
 
 
 def invalid_status(error: ResourceError, resource: Object, deployment: Object | None, now: str) -> Status:
@@ -93,7 +110,7 @@ def ready_verdict(service: InferenceService, children: Children, wanted: int, tr
     Where enough answer, one more that finds no room is no fault of the service: that is for Progressing to tell.
     """
     if wanted == 0 and service.autoscaling is not None:
-        return Verdict("Ready", True, "ScaledToZero", "the next request wakes it")
+        return ASLEEP
     ready = _counts(children.deployment)["readyReplicas"]
     failure = _failure(service, children, trouble)
     return readiness(ready, wanted, _enough(service, wanted), failure)
@@ -111,11 +128,13 @@ def readiness(ready: int, wanted: int, enough: int, failure: Failure | None) -> 
     return Verdict("Ready", False, "Starting", serving)
 
 
-def scaling_verdict(service: InferenceService) -> Verdict:
-    """ScalingActive: load decides how many replicas there are."""
+def _scaling_verdicts(service: InferenceService, before: Object) -> list[Verdict]:
+    """ScalingActive as long as the autoscaler has not said anything; what it said before a restart stays until then."""
     if service.autoscaling is None:
-        return Verdict("ScalingActive", False, "FixedReplicas", "spec.replicas says how many")
-    return Verdict("ScalingActive", False, "NoDecision", "no load has been measured yet")
+        return [Verdict("ScalingActive", False, "FixedReplicas", "spec.replicas says how many")]
+    if condition_of(before, "ScalingActive").get("reason") not in (None, "FixedReplicas"):
+        return []
+    return [Verdict("ScalingActive", False, "NoDecision", "no load has been measured yet")]
 
 
 def progressing_verdict(service: InferenceService, children: Children, wanted: int, trouble: Failure | None) -> Verdict:

@@ -10,6 +10,7 @@ import pytest
 from aiohttp import ClientPayloadError, web
 
 from pagetide_gateway import asgi, health
+from pagetide_gateway.registry import Health
 
 
 async def begin_stream(request: web.Request, first: bytes) -> web.StreamResponse:
@@ -174,6 +175,35 @@ async def test_death_in_the_middle_of_a_stream_is_told_as_an_event(start_replica
     assert events[3:] == ["data: [DONE]"]
     assert not good.requests, "an answer that has begun must not be begun again elsewhere"
     assert await front.metric('pagetide_gateway_broken_streams_total{model_name="m"}') == 1
+
+
+@pytest.mark.parametrize(
+    ("last", "is_whole"),
+    [
+        pytest.param(b"data: [DONE]\n\n", True, id="said to be over"),
+        pytest.param(b"data: 2\n\n", False, id="never said to be over"),
+    ],
+)
+async def test_a_stream_that_only_its_connection_ends_is_whole_only_if_it_says_so(last, is_whole, start_gateway):
+    """The end of such a body looks the same whether the replica is done or dead."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        kind = b"text/event-stream" if head.startswith(b"POST") else b"application/json"
+        writer.write(b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-type: " + kind + b"\r\n\r\n")
+        writer.write(b"data: 1\n\n" + last if head.startswith(b"POST") else b'{"data": []}')
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    front = await start_gateway()
+    front.registry.put("m", {"m-0": f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"})
+    front.registry.find("m").replicas["m-0"].health = Health(ready=True)
+    async with front.post({"model": "m", "stream": True}) as response:
+        text = await response.text()
+    assert text.endswith("data: [DONE]\n\n")
+    assert ('"error"' in text) is not is_whole
+    server.close()
 
 
 async def test_death_in_the_middle_of_a_large_plain_body_ends_the_connection(start_replicas, start_gateway):

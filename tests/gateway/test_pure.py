@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from pagetide_gateway.health import MISSES_ALLOWED, MISSES_LOST, Poll, cards_in, is_lost, judge
-from pagetide_gateway.main import main, registry_of
-from pagetide_gateway.registry import Health, Registry, Replica
-from pagetide_gateway.routing import Ask, RoundRobin
+from pagetide_gateway.main import main
+from pagetide_gateway.options import registry_of
+from pagetide_gateway.registry import Health, Registry
 from pagetide_spec.errors import SettingError
 from pagetide_spec.metrics import GATEWAY_METRICS
 
@@ -54,29 +54,6 @@ def test_judge(health, polls, is_ready):
 )
 def test_is_lost(health, poll, expected):
     assert is_lost(health, poll) == expected
-
-
-def replicas(*names: str) -> list[Replica]:
-    return [Replica(name, f"http://{name}") for name in names]
-
-
-def choices(router: RoundRobin, *candidates: list[Replica], model: str = "m") -> str:
-    return "".join(router.choose(Ask(model, "/", b""), c).name for c in candidates)
-
-
-def test_round_robin_takes_each_in_turn():
-    abc = replicas("a", "b", "c")
-    assert choices(RoundRobin(), *[abc] * 7) == "abcabca"
-
-
-def test_round_robin_is_not_thrown_off_by_one_that_comes_and_goes():
-    abc, ac = replicas("a", "b", "c"), replicas("a", "c")
-    assert choices(RoundRobin(), abc, ac, ac, abc, abc) == "acabc"
-
-
-def test_round_robin_counts_for_each_model_alone():
-    router, ab = RoundRobin(), replicas("a", "b")
-    assert choices(router, ab, model="x") + choices(router, ab, model="y") + choices(router, ab, model="x") == "aab"
 
 
 def test_put_keeps_what_is_known_of_those_that_stay():
