@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import functools
 import json
 import multiprocessing
 import os
@@ -28,6 +29,7 @@ from typing import Any
 import uvloop
 
 CHUNK = b'data: {"id":"cmpl-1","object":"text_completion","choices":[{"index":0,"text":" word","logprobs":null}]}\n\n'
+PIECE = b"%x\r\n%s\r\n" % (len(CHUNK), CHUNK)
 DONE = b"data: [DONE]\n\n"
 SHORT = b'{"choices":[{"index":0,"text":" fine","finish_reason":"length"}],"usage":{"prompt_tokens":40}}'
 _LENGTH = re.compile(rb"content-length: (\d+)", re.IGNORECASE)
@@ -61,7 +63,7 @@ class FakeReplica(asyncio.Protocol):
         elif request.startswith(b"GET "):
             self._whole(b"")
         elif (wanted := json.loads(body)).get("stream"):
-            self._task = asyncio.ensure_future(self._stream(wanted["max_tokens"], wanted["seed"]))
+            self._stream(wanted["max_tokens"], wanted["seed"])
         else:
             self._whole(SHORT)
 
@@ -69,16 +71,56 @@ class FakeReplica(asyncio.Protocol):
         head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
         self._transport.write(head + body)
 
-    async def _stream(self, count: int, a_second: float) -> None:
-        write = self._transport.write
-        write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
-        piece = b"%x\r\n%s\r\n" % (len(CHUNK), CHUNK)
-        begin = time.monotonic()
-        for number in range(count):
-            write(piece)
-            if a_second:
-                await asyncio.sleep(max(0.0, begin + (number + 1) / a_second - time.monotonic()))
-        write(b"%x\r\n%s\r\n0\r\n\r\n" % (len(DONE), DONE))
+    def _stream(self, count: int, a_second: float) -> None:
+        self._transport.write(
+            b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+        )
+        if a_second and count > 1:
+            self.more()
+            paced(a_second).add(self, count - 1)
+            return
+        for _ in range(count):
+            self._transport.write(PIECE)
+        self.end()
+
+    def more(self) -> None:
+        """One chunk."""
+        self._transport.write(PIECE)
+
+    def end(self) -> None:
+        """The end of a stream."""
+        self._transport.write(b"%x\r\n%s\r\n0\r\n\r\n" % (len(DONE), DONE))
+
+
+class Pace:
+    """Gives all its streams a chunk at each tick, as an engine's step does; one timer costs less than one a stream."""
+
+    def __init__(self, a_second: float) -> None:
+        self._period = 1 / a_second
+        self._left: dict[FakeReplica, int] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    def add(self, stream: FakeReplica, count: int) -> None:
+        """From the next tick on."""
+        self._left[stream] = count
+        if self._task is None:
+            self._task = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        tick = time.monotonic()
+        while self._left:
+            tick += self._period
+            await asyncio.sleep(max(0.0, tick - time.monotonic()))
+            for stream, left in list(self._left.items()):
+                stream.more()
+                self._left[stream] = left - 1
+                if left == 1:
+                    stream.end()
+                    del self._left[stream]
+        self._task = None
+
+
+paced = functools.cache(Pace)
 
 
 def serve_replicas(count: int, ports: Any) -> None:
@@ -101,6 +143,7 @@ class Client(asyncio.Protocol):
 
     def __init__(self, request: bytes, mark: bytes, repeat: bool) -> None:
         self._request, self._mark, self._repeat = request, mark, repeat
+        self._rest = b""
         self.count = 0
         self.first = 0.0
         self.begin = 0.0
@@ -116,7 +159,10 @@ class Client(asyncio.Protocol):
         self._transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
+        # A mark may come in two parts; a part of it is never counted twice.
+        data = self._rest + data
         found = data.count(self._mark)
+        self._rest = data[1 - len(self._mark) :]
         if found:
             self.first = self.first or time.monotonic()
             self.count += found

@@ -48,6 +48,7 @@ class Exchange:
     headers: list[tuple[str, str]] = dataclasses.field(default_factory=list)
     tried: list[Replica] = dataclasses.field(default_factory=list)
     begun: int = 0
+    was_full: bool = False
 
 
 class Attempts:
@@ -150,8 +151,8 @@ class Attempts:
         try:
             with replica.exchange(response.close):
                 body = await read_small(response, replica)
-            if response.status == 503:
-                raise _Refused(no_ready_replica(model, [f"{replica.name} answers 503"]))
+            if response.status == 503 or (response.status == 429 and self._may_ask_another(exchange)):
+                raise _Refused(no_ready_replica(model, [f"{replica.name} answers {response.status}"]))
             self._note(exchange, replica, response.status)
             headers = returned_headers(response, replica, exchange.request_id)
             if body is not None:
@@ -162,6 +163,11 @@ class Attempts:
         finally:
             # A response that was not read to its end takes its connection with it, which tells the replica to stop.
             response.release()
+
+    def _may_ask_another(self, exchange: Exchange) -> bool:
+        """Once, where a replica's queue is full; the second one's word passes to the client."""
+        is_first, exchange.was_full = not exchange.was_full, True
+        return is_first and bool(self._candidates(exchange))
 
     def _note(self, exchange: Exchange, replica: Replica, status: int) -> None:
         model, now = exchange.service.model, time.monotonic()

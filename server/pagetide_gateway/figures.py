@@ -22,7 +22,9 @@ log = logging.getLogger(__name__)
 
 INTERVAL_S = 2.0
 TIMEOUT_S = 2.0
-# Where nothing but the answers tells that a replica works, an answer that is no stream may take so much longer.
+# A replica that says it is at work may take longer for one step, and its liveness ends it if it is stuck. Where nothing
+# but the answers tells that a replica works, an answer that is no stream may take longer still.
+_BUSY_FACTOR = 3
 _BLIND_FACTOR = 10
 
 _WANTED = {
@@ -54,7 +56,9 @@ def parse(text: str) -> tuple[Figures, float | None]:
 
 def stall_limit(replica: Replica, stall_s: float) -> float:
     """How long a replica with requests may give no sign of work."""
-    return stall_s if replica.has_counters or replica.streams else stall_s * _BLIND_FACTOR
+    if replica.has_counters:
+        return stall_s * _BUSY_FACTOR if replica.says_busy else stall_s
+    return stall_s if replica.streams else stall_s * _BLIND_FACTOR
 
 
 class FigureReader:
@@ -87,6 +91,7 @@ class FigureReader:
         figures, work = parse(text)
         service.router.observe(replica.name, figures, now)
         replica.has_counters = work is not None
+        replica.says_busy = bool(figures.running or figures.waiting)
         if work is not None and work != replica.work:
             replica.work, replica.heard = work, now
 

@@ -83,9 +83,9 @@ def read(head: Head, salt: str, session: str | None, density: Density) -> tuple[
 
 
 def chain(content: bytes, seed: bytes) -> tuple[int, ...]:
-    """A hash for each block, of it and all before it; the last block may be a short one."""
+    """A hash for each whole block, of it and all before it."""
     last, out = seed, []
-    for at in range(0, len(content), BLOCK_BYTES):
+    for at in range(0, len(content) - BLOCK_BYTES + 1, BLOCK_BYTES):
         last = hashlib.blake2b(last + content[at : at + BLOCK_BYTES], digest_size=8).digest()
         out.append(int.from_bytes(last, "little"))
     return tuple(out)

@@ -38,7 +38,8 @@ class Replica:
     """One server process or pod.
 
     `url` has no trailing slash; `in_flight` counts requests sent and not yet answered, `streams` those that stream.
-    `heard` is when it last showed a sign of work; `has_counters` whether its metrics show work that nobody here sees.
+    `heard` is when it last showed a sign of work; `has_counters` whether its metrics show work that nobody here sees,
+    `says_busy` whether they show any now.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Replica:
     heard: float = 0.0
     work: float = -1.0
     has_counters: bool = False
+    says_busy: bool = False
     _ends: set[Callable[[], object]] = dataclasses.field(default_factory=set)
 
     @contextlib.contextmanager
@@ -166,7 +168,10 @@ class Registry:
         finds not ready.
         """
         service = self.services.get(key)
-        if service is None or service.served != (served or key):
+        if service is not None and service.served != (served or key):
+            service.wake = None  # another model; nobody waits any longer for the one before
+            service = None
+        if service is None:
             service = self.services[key] = Service(key, served, router=self._make_router())
             self._rename()
         service.wake = wake

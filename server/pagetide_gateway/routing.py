@@ -18,7 +18,8 @@ The rule of `ExpectedTime`: the least expected time to first token, which is
         + RUNNING_S a running sequence + time for a free place in the batch, where none is
 
 within a bound on the requests that one replica may have more than the others. Among near-equals a rendezvous hash
-of the first block that nobody has decides, so that gateways which know nothing of each other agree.
+of the first block that nobody has decides, so that gateways which know nothing of each other agree; prompts too short
+to have a block leave nothing to find again, and go to each in turn.
 """
 
 from __future__ import annotations
@@ -144,6 +145,9 @@ class ExpectedTime:
     def __init__(self) -> None:
         self._loads: dict[str, ReplicaLoad] = {}
         self._fleet = FleetRate()
+        # When each replica was last sent something: the number of the request.
+        self._turns: dict[str, int] = {}
+        self._sent = 0
 
     def choose(self, prompt: Prompt, candidates: Sequence[str], now: float) -> Choice:
         """The candidate where the first token is expected soonest."""
@@ -159,12 +163,19 @@ class ExpectedTime:
         if len(best) == 1:
             is_prefix = most > min(bid.cached_tokens for bid in bids)
             return dataclasses.replace(best[0], reason="prefix" if is_prefix else "load")
+        if not prompt.blocks:
+            return dataclasses.replace(min(best, key=self._turn), reason="turn")
         name = highest(_unknown(prompt, most), [bid.replica for bid in best])
         return dataclasses.replace(next(b for b in best if b.replica == name), reason="hash")
+
+    def _turn(self, bid: Choice) -> tuple[int, str]:
+        return self._turns.get(bid.replica, 0), bid.replica
 
     def send(self, prompt: Prompt, choice: Choice, now: float) -> Ticket:
         """Count the request in at its replica, which from now on is taken to have its blocks."""
         ticket = Ticket(choice.replica, choice.uncached_tokens, now, prompt.is_streamed)
+        self._sent += 1
+        self._turns[choice.replica] = self._sent
         self._load(choice.replica).add(ticket, prompt.blocks, prompt.block_tokens, choice.cached_tokens, prompt.tokens)
         return ticket
 
@@ -186,6 +197,7 @@ class ExpectedTime:
         """Forget the replicas that are gone."""
         kept = set(replicas)
         self._loads = {name: load for name, load in self._loads.items() if name in kept}
+        self._turns = {name: turn for name, turn in self._turns.items() if name in kept}
 
     def _load(self, name: str) -> ReplicaLoad:
         load = self._loads.get(name)
@@ -213,7 +225,5 @@ class ExpectedTime:
 
 def _unknown(prompt: Prompt, cached_tokens: float) -> bytes:
     """The first block that is cached nowhere, or the last one there is."""
-    if not prompt.blocks:
-        return b""
     at = min(len(prompt.blocks) - 1, round(cached_tokens / prompt.block_tokens))
     return (prompt.blocks[at] & (1 << 64) - 1).to_bytes(8, "little")

@@ -56,6 +56,25 @@ async def test_before_the_first_byte_another_replica_takes_over(fault, start_rep
     assert await front.metric('pagetide_gateway_retries_total{model_name="m"}') == 1
 
 
+async def answer_429(request: web.Request) -> web.StreamResponse:
+    return web.json_response({"error": {"message": "full"}}, status=429, headers={"retry-after": "7"})
+
+
+@pytest.mark.parametrize(
+    ("full", "status", "asked"),
+    [pytest.param(1, 200, 2, id="another has room"), pytest.param(4, 429, 2, id="two are full, and others not asked")],
+)
+async def test_a_full_queue_is_left_for_one_other(full, status, asked, start_replicas, start_gateway):
+    replicas = await start_replicas(4)
+    for replica in replicas[:full]:
+        replica.answer = answer_429
+    front = await start_gateway(*replicas)
+    async with front.post({"model": "m"}) as response:
+        assert response.status == status
+        assert (response.headers.get("retry-after") == "7") is (status == 429)
+    assert sum(len(r.requests) for r in replicas) == asked
+
+
 async def test_a_replica_that_is_gone_is_passed_over(start_replicas, start_gateway):
     gone, good = await start_replicas(2)
     front = await start_gateway(gone, good)
@@ -265,6 +284,24 @@ async def test_a_body_that_does_not_come_is_408(start_replicas, start_gateway, m
     async with asyncio.timeout(10):
         assert (await reader.readline()).startswith(b"HTTP/1.1 408 ")
         await reader.read()  # to the end of the connection
+    writer.close()
+
+
+async def test_a_body_that_comes_drop_by_drop_is_408(start_replicas, start_gateway, monkeypatch):
+    monkeypatch.setattr(asgi, "BODY_TIMEOUT_S", 0.3)
+    front = await start_gateway(*await start_replicas(1), max_body=1000)
+    reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 900\r\n\r\n")
+
+    async def drip() -> None:
+        while True:
+            writer.write(b" ")
+            await asyncio.sleep(0.05)
+
+    dripping = asyncio.create_task(drip())
+    async with asyncio.timeout(10):
+        assert (await reader.readline()).startswith(b"HTTP/1.1 408 ")
+    dripping.cancel()
     writer.close()
 
 

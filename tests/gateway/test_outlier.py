@@ -137,15 +137,16 @@ async def test_one_that_works_in_silence_is_left_in_peace(start_replicas, start_
 
 
 @pytest.mark.parametrize(
-    ("has_counters", "streams", "limit"),
+    ("known", "limit"),
     [
-        pytest.param(True, 0, 60, id="its counters would show work"),
-        pytest.param(False, 2, 60, id="its streams would"),
-        pytest.param(False, 0, 600, id="nothing would: a long answer is not held against it"),
+        pytest.param({"has_counters": True}, 60, id="it knows nothing of what it was sent"),
+        pytest.param({"has_counters": True, "says_busy": True}, 180, id="it says that it is at work"),
+        pytest.param({"streams": 2}, 60, id="its streams would show work"),
+        pytest.param({}, 600, id="nothing would: a long answer is not held against it"),
     ],
 )
-def test_stall_limit(has_counters, streams, limit):
-    assert stall_limit(Replica("a", "", has_counters=has_counters, streams=streams), 60) == limit
+def test_stall_limit(known, limit):
+    assert stall_limit(Replica("a", "", **known), 60) == limit
 
 
 def test_figures_of_a_server_and_of_vllm():

@@ -68,6 +68,19 @@ def test_put_keeps_what_is_known_of_those_that_stay():
     assert registry.find("m").available() == [kept]
 
 
+def test_a_service_that_gets_another_model_is_another_service():
+    registry = Registry()
+
+    async def wake():
+        raise AssertionError("nobody asks")
+
+    before = registry.put("ns/a", {"p": "http://1"}, served="old", wake=wake)
+    after = registry.put("ns/a", {"p": "http://1"}, served="new", wake=wake)
+    assert registry.find("old") is None
+    assert registry.find("new") is after is not before
+    assert before.wake is None, "those who wait for the old model are told"
+
+
 def test_draining_replicas_are_not_available():
     registry = Registry()
     service = registry.put("m", {"a": "http://1"})

@@ -80,6 +80,15 @@ def test_gateways_that_know_a_common_beginning_agree_on_what_follows_it():
         assert one.choose(what, ABC, 9.0).replica == two.choose(what, ABC, 9.0).replica
 
 
+def test_prompts_too_short_to_be_cached_take_turns():
+    router, sent = ExpectedTime(), []
+    for i in range(6):
+        ticket = go(router, Prompt(tokens=5), i)
+        done(router, ticket, i + 0.1)
+        sent.append(ticket.replica)
+    assert sent == list("abcabc")
+
+
 def test_a_session_stays_with_its_replica_whatever_the_load():
     router = ExpectedTime()
     pinned = [go(router, prompt(i, session="s")).replica for i in range(30)]

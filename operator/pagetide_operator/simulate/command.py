@@ -32,10 +32,8 @@ def main(argv: Sequence[str]) -> int:
         found = compare(read(args.trace), _fleet(args)) if args.routing else scaling_command.run(args)
         if args.json:
             _write_json(found, args.json)
-        elif args.routing:
-            _print_routing(found)
-        else:
-            scaling_command.print_table(found)
+        if args.json != "-":
+            (_print_routing if args.routing else scaling_command.print_table)(found)
     except PagetideError as error:
         print(f"pagetide simulate: {error}", file=sys.stderr)
         return 2

@@ -3,11 +3,11 @@
 import math
 
 import pytest
-from pagetide_server.wire.messages import EngineStats, Ready
 
 from pagetide_operator.autoscaling.samples import parse_sample
 from pagetide_operator.autoscaling.windows import STALE_S, Window, merged, quantile
 from pagetide_server.api.metrics import ServerMetrics
+from pagetide_server.wire.messages import EngineStats, Ready
 
 TEXT = """# HELP pagetide_requests_running Sequences in the running batch.
 # TYPE pagetide_requests_running gauge
@@ -114,6 +114,14 @@ def test_demand_of_a_burst_counts_what_piles_up(sample):
     for at in (30, 35):
         window.add(sample(at, prompt_tokens=100 * at, prefills=at, waiting=9 * (at - 25)))
     assert window.load(35).demand == pytest.approx(1000)
+
+
+def test_requests_that_were_given_up_are_gone_with_the_next_look(sample):
+    window = Window()
+    for at, waiting in ((0, 0), (5, 50), (10, 50), (15, 0)):
+        window.add(sample(at, waiting=waiting, oldest_waiting=at if waiting else 0))
+    found = window.load(15)
+    assert (found.waiting, found.oldest_waiting, found.demand, found.backlog, found.lacks_room) == (0, 0, 0, 0, False)
 
 
 def test_a_full_replicas_rate_is_taken_while_requests_wait(sample):
