@@ -63,7 +63,7 @@ async def manifests_of(root):
 VALUES = {
     "as it comes": [],
     "with everything": [
-        "--set=gateway.enabled=true,operator.priorityClassName=high,gateway.service.annotations.a=b",
+        "--set=operator.priorityClassName=high,gateway.service.annotations.a=b",
         "--set=imagePullSecrets[0].name=registry,operator.nodeSelector.disk=ssd,gateway.extraArgs={--a=b}",
         '--set-json=operator.tolerations=[{"key": "gpu", "operator": "Exists"}]',
         '--set-json=operator.affinity={"podAntiAffinity": {}}',
@@ -161,7 +161,7 @@ async def test_a_user_of_kubectl_meets_what_he_knows(cluster, images, kubectl, r
         await kubectl("delete", space, "pgt/llm")
         await cluster.until(lambda: is_empty(cluster), 60)
     finally:
-        await kubectl("delete", "-f", f"{folder}/operator.yaml")
+        await kubectl("delete", "-f", f"{folder}/operator.yaml", "-f", f"{folder}/gateway.yaml")
 
 
 async def is_replaced(cluster, old):
