@@ -68,7 +68,7 @@ def _config(argv: Sequence[str]) -> tuple[EngineConfig, bool]:
     try:
         path = locate(config.model)
         if path is not None and path.is_dir():
-            read_json(path / "config.json", config)
+            read_json(path / "config.json", config.model)
     except SettingError as error:
         raise error.renamed("MODEL") from None
     return config, is_download
