@@ -9,13 +9,11 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pagetide_spec.errors import ResourceError
 from pagetide_spec.names import ANNOTATION_DRAINING, KIND
 from pagetide_spec.resource import InferenceService
 
 from .. import act
 from ..client import ApiError, Client
-from ..decide import understood
 from ..desired import wanted_replicas
 from ..status import Verdict
 from ..store import Name, Store
@@ -26,6 +24,7 @@ from .fleet import address_of, drain_patch, fleet_of, is_alive, undrain_patch
 from .policy import remembered
 from .samples import Sample
 from .scrape import Scraper
+from .services import Services
 from .windows import SCRAPE_S
 
 logger = logging.getLogger(__name__)
@@ -64,6 +63,7 @@ class Scaler:
         self._clock, self._interval_s = clock, interval_s
         self._scraper = Scraper(clock)
         self._known: dict[Name, _Scaled] = {}
+        self._services = Services()
         self._woken: asyncio.Queue[Name] = asyncio.Queue()
         self._follows_cost = True
 
@@ -109,6 +109,7 @@ class Scaler:
             logger.exception("%s/%s: not scaled: unexpected error", *name)
 
     def _forget(self, names: list[Name]) -> None:
+        self._services.forget_all_but(set(names))
         for name in self._known.keys() - set(names):
             self._forget_one(name)
 
@@ -133,7 +134,7 @@ class Scaler:
 
     async def _look(self, name: Name) -> None:
         resource = self._store.resource(name)
-        service = _scalable(resource)
+        service = self._services.scalable(name, resource)
         if resource is None or service is None:
             self._forget_one(name)
             await self._undrain_all(name)
@@ -240,17 +241,6 @@ class Scaler:
         if verdicts != known.verdicts:
             known.verdicts = verdicts
             self._changed(name)
-
-
-def _scalable(resource: Object | None) -> InferenceService | None:
-    """The service that is to be scaled, if it is one, and not on its way out."""
-    if resource is None or "deletionTimestamp" in resource["metadata"]:
-        return None
-    try:
-        service = understood(resource)
-    except ResourceError:
-        return None
-    return service if service.autoscaling is not None else None
 
 
 def _verdicts(step: Step) -> tuple[Verdict, ...]:

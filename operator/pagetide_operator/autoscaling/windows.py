@@ -160,7 +160,8 @@ def _has_restarted(before: Sample, after: Sample) -> bool:
 def _capacity(sample: Sample, known: float | None) -> float | None:
     """Sequences that the engine could run now: running over its own utilization, which is 0 while it is idle."""
     if sample.running and sample.batch_utilization > 0:
-        return min(sample.max_seqs, max(sample.running, round(sample.running / sample.batch_utilization)))
+        places = min(sample.max_seqs, sample.running / sample.batch_utilization)
+        return min(sample.max_seqs, max(sample.running, round(places)))
     return min(known, sample.max_seqs) if known is not None else None
 
 
