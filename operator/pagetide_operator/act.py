@@ -36,6 +36,12 @@ async def discover(client: Client, kind: Kind) -> str | None:
     return None
 
 
+async def server_version(client: Client) -> tuple[int, int]:
+    """Major and minor version of Kubernetes here; managed clusters write the minor as `27+`."""
+    found = await client.request("GET", "/version")
+    return int(found["major"]), int(found["minor"].rstrip("+"))
+
+
 @dataclasses.dataclass(frozen=True)
 class Listing:
     """All objects of a kind that concern us, as they were at a version of the cluster."""

@@ -12,12 +12,14 @@ from pagetide_spec.resource import InferenceService
 
 from .capacity import Capacity, is_ready
 from .failures import OF_PODS_TO_COME, Failure, worst_failure
-from .rollout import is_one_by_one, is_rolling, template_hash
+from .rollout import is_current, is_one_by_one, is_rolling
 
 Object = Mapping[str, Any]
 Status = dict[str, Any]
 
+PREFETCHING = Failure("Prefetching", "the model is being fetched into the cache")
 ONE_BY_ONE = Failure("ReplacingOneByOne", "no device is free for a surge pod: one pod is replaced at a time")
+_WHILE_SERVING = {*OF_PODS_TO_COME, ONE_BY_ONE.reason, PREFETCHING.reason}
 _MESSAGE_LENGTH = 1000
 
 
@@ -36,11 +38,15 @@ ASLEEP = Verdict("Ready", True, "ScaledToZero", "the next request wakes it")
 
 @dataclasses.dataclass(frozen=True)
 class Children:
-    """The live children that the status is made of, and what the ready ones can hold, if that is known."""
+    """The live children that the status is made of, and what the ready ones can hold, if that is known.
+
+    `fetch`: that the model is still being fetched, or what keeps it from being.
+    """
 
     deployment: Object | None
     pods: Sequence[Object]
     capacity: Capacity | None = None
+    fetch: Failure | None = None
 
 
 def service_status(
@@ -65,7 +71,7 @@ def service_status(
         **_capacity(children),
         "desiredReplicas": wanted,
         "selector": ",".join(f"{k}={v}" for k, v in sorted(labels.items())),
-        "url": f"http://{service.name}.{service.namespace}.svc.cluster.local",
+        "url": f"http://{service.name}.{service.namespace}.svc",
         "observedGeneration": service.generation,
         "conditions": _conditions(_relevant(service, before), verdicts, service.generation, now),
     }
@@ -115,7 +121,7 @@ def readiness(ready: int, wanted: int, enough: int, failure: Failure | None) -> 
     serving = f"{ready} of {wanted} replicas serve"
     if wanted == 0:
         return Verdict("Ready", False, "ScaledToZero", "replicas is 0")
-    if failure is not None and not (ready >= enough and failure.reason in {*OF_PODS_TO_COME, ONE_BY_ONE.reason}):
+    if failure is not None and not (ready >= enough and failure.reason in _WHILE_SERVING):
         return Verdict("Ready", False, failure.reason, f"{failure.message}; {serving}" if ready else failure.message)
     if ready >= enough:
         return Verdict("Ready", True, "Ready", serving)
@@ -138,7 +144,8 @@ def progressing_verdict(service: InferenceService, children: Children, wanted: i
     if service.paused:
         return Verdict("Progressing", False, "Paused", "the operator leaves the children alone while it is paused")
     if failure is not None:
-        return Verdict("Progressing", failure == ONE_BY_ONE, failure.reason, failure.message)
+        is_going_on = failure.reason in (ONE_BY_ONE.reason, PREFETCHING.reason)
+        return Verdict("Progressing", is_going_on, failure.reason, failure.message)
     if deployment is None:
         return Verdict("Progressing", True, "Starting", "the Deployment is being made")
     if is_one_by_one(service, deployment):
@@ -152,7 +159,7 @@ def progressing_verdict(service: InferenceService, children: Children, wanted: i
 
 def _failure(service: InferenceService, children: Children, trouble: Failure | None) -> Failure | None:
     """What is in the way. A new pod without a device is no fault any more once an old one makes room for it."""
-    found = trouble or worst_failure(_current_pods(children), children.deployment)
+    found = trouble or children.fetch or worst_failure(_current_pods(children), children.deployment)
     deployment = children.deployment
     if found and found.reason == "Unschedulable" and deployment and is_one_by_one(service, deployment):
         return ONE_BY_ONE
@@ -168,8 +175,7 @@ def _current_pods(children: Children) -> list[Object]:
     """The pods of the version that is wanted now: what ails the ones it replaces is no matter any more."""
     if children.deployment is None:
         return list(children.pods)
-    current = template_hash(children.deployment["spec"]["template"])
-    return [p for p in children.pods if template_hash(p) == current]
+    return [p for p in children.pods if is_current(p, children.deployment)]
 
 
 def _counts(deployment: Object | None) -> dict[str, int]:

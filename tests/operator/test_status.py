@@ -266,7 +266,7 @@ def test_an_invalid_resource_names_the_field_and_keeps_its_pods(service):
 def test_counts_selector_and_address(service):
     found = status_of(service(replicas=3), deployment(ready=2, replicas=3))
     assert (found["replicas"], found["readyReplicas"], found["desiredReplicas"]) == (3, 2, 3)
-    assert found["url"] == "http://llm.ns.svc.cluster.local"
+    assert found["url"] == "http://llm.ns.svc"
     assert "pagetide.dev/inferenceservice=llm" in found["selector"]
     assert found["observedGeneration"] == 2
 
