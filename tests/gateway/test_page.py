@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -153,7 +154,7 @@ async def browser(tmp_path: Path, until: Any) -> AsyncIterator[Browser]:
     flags = ("--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-port=0", "--window-size=1000,900")
     process = await asyncio.create_subprocess_exec(
         str(CHROMIUM), *flags, f"--user-data-dir={tmp_path}/profile", "about:blank",
-        stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
     try:
         path = tmp_path / "profile/DevToolsActivePort"
@@ -165,8 +166,9 @@ async def browser(tmp_path: Path, until: Any) -> AsyncIterator[Browser]:
             async with session.ws_connect(page["webSocketDebuggerUrl"], max_msg_size=1 << 25) as socket:
                 yield Browser(socket)
     finally:
+        # Debian's command is a script around the browser: killed alone, it would leave that behind.
         with contextlib.suppress(ProcessLookupError):
-            process.kill()
+            os.killpg(process.pid, signal.SIGKILL)
         await process.wait()
 
 
