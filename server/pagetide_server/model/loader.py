@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from pagetide_kernels import dispatch
 from pagetide_spec.config import EngineConfig
 from pagetide_spec.errors import PagetideError, SettingError, shorten
 
@@ -48,6 +49,8 @@ def load(config: EngineConfig, progress: Progress = silent) -> LoadedModel:
         SettingError: the model is missing, incomplete or cannot be served; says what to change.
         PagetideError: it cannot be downloaded or converted.
     """
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    kernels = _kernels(device)
     folder = resolve(config, progress)
     hf_config = read_config(folder, config)
     _check_quantization(hf_config, config)
@@ -56,7 +59,6 @@ def load(config: EngineConfig, progress: Progress = silent) -> LoadedModel:
         check_whole(path, config)
     progress("building the network", 0.0)
     shape = examine(hf_config, config)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = dtype_of(hf_config, config, device)
     with _reported_weights(progress):
         network = _load_weights(folder, config, dtype, device, shape)
@@ -68,7 +70,7 @@ def load(config: EngineConfig, progress: Progress = silent) -> LoadedModel:
         max_model_len=max_model_len,
         vocab_size=shape.vocab_size,
         eos_token_ids=_eos_token_ids(folder, hf_config, config),
-        attention_name="paged-torch",
+        attention_name=f"paged-{kernels}",
         layers=shape.layers,
     )
 
@@ -153,6 +155,14 @@ def dtype_of(hf_config: Any, config: EngineConfig, device: torch.device) -> torc
         return getattr(torch, config.dtype)  # type: ignore[no-any-return]
     own = getattr(hf_config, "dtype", None)
     return own if device.type == "cuda" and isinstance(own, torch.dtype) else torch.float32
+
+
+def _kernels(device: torch.device) -> str:
+    """The name of the ops' implementation. What must be built for it is built now, not on a step."""
+    try:
+        return dispatch.choose(device).name
+    except dispatch.KernelChoiceError as error:
+        raise SettingError(dispatch.VARIABLE, error.value, error.problem) from error
 
 
 @contextlib.contextmanager
