@@ -56,7 +56,24 @@ def paged_attention(
     _check_query(query, key_cache, value_cache)
     _check_tables(query, key_cache, block_tables, context_lens, query_starts)
     _check_limits(block_tables, key_cache, max_query_len, max_context_len, sliding_window, soft_cap)
-    if choose(query.device).name == "cpp":
+    kernels = choose(query.device).name
+    if kernels == "triton":
+        from .gpu import paged_attention as gpu_attention  # needs the package triton
+
+        return gpu_attention.attend(
+            query,
+            key_cache,
+            value_cache,
+            block_tables,
+            context_lens,
+            query_starts,
+            max_query_len,
+            max_context_len,
+            scale,
+            sliding_window,
+            soft_cap,
+        )
+    if kernels == "cpp":
         return cpu_attention.attend(
             query,
             key_cache,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -57,3 +57,18 @@ def _make_case(
         "context_lens": torch.tensor([c for c, _ in batch], dtype=torch.int32),
         "query_starts": torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)]).int(),
     }
+
+
+@pytest.fixture
+def device() -> torch.device:
+    """Where Triton's kernels run: the GPU, or the CPU that interprets them."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.fixture
+def poisoned() -> Iterator[None]:
+    """Memory that is allocated without a value is full of NaN (of integers: of their largest value)."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    assert torch.empty(3).isnan().all()
+    yield
+    torch.use_deterministic_algorithms(False)
