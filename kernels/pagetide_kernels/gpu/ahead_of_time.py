@@ -94,7 +94,7 @@ def forms() -> Iterator[Form]:
     yield Form("move_blocks", move_blocks._move_blocks_kernel, types, constants)
     types = dict.fromkeys(("logits", "temperatures", "top_ps", "min_ps"), "*fp32") | {"top_ks": "*i32", "bits": "*i32"}
     types |= {"out": "*i64", "logits_stride": "i32", "bits_stride": "i32", "vocabulary": "i32"}
-    yield Form("sample", sample._sample_kernel, types, {"BLOCK": sample.BLOCK}, 32)
+    yield Form("sample", sample._sample_kernel, types, {"BLOCK": sample.BLOCK}, 16)
 
 
 def _rotary() -> Form:

@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-BLOCK = 4096
+BLOCK = 2048
 BITS = 31
 
 
@@ -60,7 +60,7 @@ def sample(
             bits.stride(0),
             vocabulary,
             BLOCK=block,
-            num_warps=max(1, min(32, block // 128)),
+            num_warps=max(1, min(16, block // 128)),
         )
     return out
 
