@@ -1,8 +1,7 @@
-"""Batches over scattered blocks whose unused slots hold NaN. Without a GPU, Triton interprets its kernels."""
+"""Batches over scattered blocks whose unused slots hold NaN, and memory that is poisoned likewise."""
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Callable, Iterator
 
@@ -10,10 +9,6 @@ import pytest
 import torch
 
 from pagetide_kernels.reshape_and_cache import reshape_and_cache
-
-if not torch.cuda.is_available():
-    # Read when a kernel is defined, so before anything imports one.
-    os.environ["TRITON_INTERPRET"] = "1"
 
 # (tokens in the cache, of which are query rows)
 Batch = list[tuple[int, int]]

@@ -101,6 +101,13 @@ def test_a_lock_that_is_never_freed_ends_the_wait(empty_cache: Path, monkeypatch
             build._locked(empty_cache / "x.lock").__enter__()
 
 
+def test_a_library_that_cannot_be_loaded_is_named(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "_compile", lambda compiler, flags, path: path.write_text("no library"))
+    monkeypatch.setattr(build, "find_compiler", lambda: ["c++"])
+    with pytest.raises(build.BuildError, match=r"\.so cannot be loaded"):
+        build.load()
+
+
 needs_compiler = pytest.mark.skipif(not any(map(shutil.which, build.COMPILERS)), reason="no C++ compiler")
 LOAD = "from pagetide_kernels.cpu import build; build.load(); print('loaded')"
 # Prints the largest difference between the op and its reference over a mixed batch.

@@ -58,11 +58,18 @@ def load() -> ctypes.CDLL:
             with _locked(path.with_suffix(".lock")):
                 if not path.exists():
                     _compile(compiler, flags, path)
-        return ctypes.CDLL(str(path))
     except OSError as error:
-        line = " ".join(str(error).split())
-        problem = f"they cannot be kept in {folder} ({line}); set PAGETIDE_CACHE to a folder with room"
+        problem = f"they cannot be kept in {folder} ({_line(error)}); set PAGETIDE_CACHE to a folder with room"
         raise BuildError(problem) from error
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:  # kept in a folder that systems with other libraries share, or mounted noexec
+        problem = f"{path} cannot be loaded ({_line(error)}); set PAGETIDE_CACHE to a folder of this system's own"
+        raise BuildError(problem) from error
+
+
+def _line(error: OSError) -> str:
+    return " ".join(str(error).split())
 
 
 def cache_folder() -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -17,7 +18,10 @@ from pagetide_spec.errors import PagetideError, SettingError, shorten
 
 from .attention import ATTENTION_NAME, relay
 from .files import Progress, check_whole, eos_token_ids, read_json, resolve, silent, weight_files
+from .fused import fuse
 from .network import Layer, Shape, examine
+
+log = logging.getLogger(__name__)
 
 # Where the name of a weight counts the layers: model.layers.7.mlp.up_proj.weight.
 _LAYER = re.compile(r"(?<=layers)\.\d+\.")
@@ -62,6 +66,8 @@ def load(config: EngineConfig, progress: Progress = silent) -> LoadedModel:
     dtype = dtype_of(hf_config, config, device)
     with _reported_weights(progress):
         network = _load_weights(folder, config, dtype, device, shape)
+    if kernels == "triton" and device.type == "cuda":
+        log.info("layers swapped for fused ones: %s", ", ".join(fuse(network)) or "none is known")
     return LoadedModel(
         network=network,
         hf_config=hf_config,
