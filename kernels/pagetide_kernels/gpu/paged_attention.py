@@ -250,7 +250,8 @@ def _attention_kernel(  # noqa: PLR0915 (a kernel is one piece)
     is_value = is_row[:, None] & (value_dims < VALUE_DIM)[None, :]
     if SPLIT:
         flat = flat * tl.num_programs(2) + part
-        tl.store(sums_out + flat[:, None] * VALUE_DIM + value_dims[None, :], sums, mask=is_value)
+        # A part that holds nothing only says so.
+        tl.store(sums_out + flat[:, None] * VALUE_DIM + value_dims[None, :], sums, mask=is_value & (low < high))
         tl.store(tops_out + flat, top, mask=is_row)
         tl.store(totals_out + flat, total, mask=is_row)
     else:
@@ -281,6 +282,6 @@ def _merge_kernel(
     # Parts that saw nothing have weight 0. (Where scores are NaN the total is, and stays so.)
     weights = tl.where(total == 0.0, 0.0, tl.exp2(top - tl.where(best == float("-inf"), 0.0, best)))
     places = (flat * SPLITS + parts[:, None]) * VALUE_DIM + dims[None, :]
-    mask = (parts < SPLITS)[:, None] & (dims < VALUE_DIM)[None, :]
+    mask = (total != 0.0)[:, None] & (dims < VALUE_DIM)[None, :]
     joined = tl.sum(tl.load(sums + places, mask=mask, other=0.0) * weights[:, None], 0) / tl.sum(total * weights, 0)
     tl.store(out + flat * VALUE_DIM + dims, joined.to(out.dtype.element_ty), mask=dims < VALUE_DIM)
