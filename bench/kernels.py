@@ -48,11 +48,8 @@ def attention(
     tables = torch.randperm(len(batch) * width, dtype=torch.int32, device="cuda").view(len(batch), width)
     lengths = torch.tensor(contexts, dtype=torch.int32, device="cuda")
     starts = torch.tensor([0, *itertools.accumulate(counts)], dtype=torch.int32, device="cuda")
-    ours = ms(
-        lambda: paged_attention(
-            query, *caches, tables, lengths, starts, max(counts), max(contexts), dim**-0.5
-        )  # fmt: skip
-    )
+    arguments = (query, *caches, tables, lengths, starts, max(counts), max(contexts), dim**-0.5)
+    ours = ms(lambda: paged_attention(*arguments))
     q = query.view(len(batch), counts[0], heads, dim).transpose(1, 2)
     k, v = torch.randn(2, len(batch), kv_heads, contexts[0], dim, **options)
     causal = counts[0] > 1

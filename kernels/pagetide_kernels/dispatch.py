@@ -9,15 +9,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib.util
-import logging
 import os
 
 import torch
 
 from .cpu import attention as cpu_attention
 from .cpu.build import BuildError
-
-log = logging.getLogger(__name__)
 
 VARIABLE = "PAGETIDE_KERNELS"
 NAMES = ("auto", "triton", "cpp", "torch")
@@ -47,8 +44,8 @@ class Choice:
 def choose(device: torch.device) -> Choice:
     """The implementation of all ops for tensors on `device`.
 
-    The first call of a process for a kind of device may compile for seconds and logs the choice; later calls are
-    free. So the engine makes it while it loads the model.
+    The first call of a process for a kind of device may compile for seconds; later calls are free. So the engine makes
+    it while it loads the model, and logs it.
 
     Raises:
         KernelChoiceError: `PAGETIDE_KERNELS` has a wrong value, or asks for what cannot run here.
@@ -63,9 +60,7 @@ def _choose(device_type: str, wanted: str) -> Choice:
         raise ValueError(f"no attention implementation for a device of type {device_type!r}; use cpu or cuda")
     if wanted not in NAMES:
         raise KernelChoiceError(wanted, f"must be one of {', '.join(NAMES)}")
-    choice = _for_cuda(wanted) if device_type == "cuda" else _for_cpu(wanted)
-    log.info("kernels on %s: %s (%s)", device_type, choice.name, choice.reason)
-    return choice
+    return _for_cuda(wanted) if device_type == "cuda" else _for_cpu(wanted)
 
 
 def _for_cuda(wanted: str) -> Choice:

@@ -38,14 +38,9 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "kernels"
 
 
-def test_the_choice_is_logged_once_with_its_reason(
-    anew: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_choice_can_be_overridden_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(dispatch.VARIABLE, "torch")
-    with caplog.at_level("INFO", "pagetide_kernels"):
-        choices = {dispatch.choose(CPU) for _ in range(3)}
-    assert {c.name for c in choices} == {"torch"}
-    assert caplog.messages == ["kernels on cpu: torch (PAGETIDE_KERNELS asks for it)"]
+    assert dispatch.choose(CPU) == dispatch.Choice("torch", "PAGETIDE_KERNELS asks for it")
 
 
 @pytest.mark.parametrize(

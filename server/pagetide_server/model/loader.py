@@ -166,9 +166,11 @@ def dtype_of(hf_config: Any, config: EngineConfig, device: torch.device) -> torc
 def _kernels(device: torch.device) -> str:
     """The name of the ops' implementation. What must be built for it is built now, not on a step."""
     try:
-        return dispatch.choose(device).name
+        choice = dispatch.choose(device)
     except dispatch.KernelChoiceError as error:
         raise SettingError(dispatch.VARIABLE, error.value, error.problem) from error
+    log.info("kernels on %s: %s (%s)", device.type, choice.name, choice.reason)
+    return choice.name
 
 
 @contextlib.contextmanager

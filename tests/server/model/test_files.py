@@ -232,3 +232,19 @@ def test_quantized_weights_are_refused_if_none_are_wanted(tiny_model: Callable[[
     (folder / "config.json").write_text(json.dumps(stated))
     with pytest.raises(SettingError, match=r"quantization: 'none': the model's weights are quantized \(gptq\)"):
         load(EngineConfig(model=str(folder), quantization="none"))
+
+
+def test_the_choice_of_kernels_is_logged_and_told(
+    tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("PAGETIDE_KERNELS", "torch")
+    with caplog.at_level("INFO", "pagetide_server"):
+        loaded = load(EngineConfig(model=str(tiny_model("llama"))))
+    assert loaded.attention_name == "paged-torch"
+    assert caplog.messages == ["kernels on cpu: torch (PAGETIDE_KERNELS asks for it)"]
+
+
+def test_a_wrong_choice_of_kernels_is_refused_before_anything_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PAGETIDE_KERNELS", "cuda")
+    with pytest.raises(SettingError, match=r"^PAGETIDE_KERNELS: 'cuda': must be one of auto, triton, cpp, torch$"):
+        load(EngineConfig(model="/nowhere"))
