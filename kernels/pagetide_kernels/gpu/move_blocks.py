@@ -40,9 +40,8 @@ def move_blocks(
         raise ValueError("a block is both read and written; copy in two calls")
     device = next((t.device for t in (*sources, *targets) if t.device.type == "cuda"), sources[0].device)
     addresses = _addresses(tuple(s.data_ptr() for s in sources), tuple(t.data_ptr() for t in targets), device)
-    table = torch.tensor([froms, tos], dtype=torch.int64)
-    if device.type == "cuda":
-        table = table.pin_memory().to(device, non_blocking=True)
+    table = torch.tensor([froms, tos], dtype=torch.int64, pin_memory=device.type == "cuda")
+    table = table.to(device, non_blocking=True)
     words = sources[0][0].nbytes // 8
     _move_blocks_kernel[(len(froms), len(sources), triton.cdiv(words, CHUNK))](
         addresses, table, len(sources), len(froms), WORDS=words, CHUNK=CHUNK
