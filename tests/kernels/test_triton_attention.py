@@ -90,6 +90,15 @@ def test_long_decodes_are_joined_from_parts(
     check(case, limits(batch), device, scale=0.3, sliding_window=window)
 
 
+def test_parts_that_hold_nothing_change_no_bit(make_case: Case, device: torch.device) -> None:
+    # As in a recorded graph, whose grid is made for the longest context.
+    case = {k: v.to(device) for k, v in make_case([(70, 1), (3, 1)], 4, 2, 16, 16).items()}
+    expected = paged_attention(**case, max_query_len=1, max_context_len=70, scale=0.3)
+    case["block_tables"] = torch.nn.functional.pad(case["block_tables"], (0, 300))
+    got = paged_attention(**case, max_query_len=1, max_context_len=4500, scale=0.3)
+    assert torch.equal(got, expected)
+
+
 def test_one_sequence_of_one_block(make_case: Case, limits: Limits, device: torch.device) -> None:
     case = make_case([(3, 1)], heads=1, kv_heads=1, dim=16, block_size=8)
     check(case, limits([(3, 1)]), device, scale=0.3)
