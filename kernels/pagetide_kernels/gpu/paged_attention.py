@@ -251,7 +251,8 @@ def _attention_kernel(  # noqa: PLR0915 (a kernel is one piece)
     if SPLIT:
         flat = flat * tl.num_programs(2) + part
         # A part that holds nothing only says so.
-        tl.store(sums_out + flat[:, None] * VALUE_DIM + value_dims[None, :], sums, mask=is_value & (low < high))
+        holds = (rows * 0 + low) < high
+        tl.store(sums_out + flat[:, None] * VALUE_DIM + value_dims[None, :], sums, mask=is_value & holds[:, None])
         tl.store(tops_out + flat, top, mask=is_row)
         tl.store(totals_out + flat, total, mask=is_row)
     else:
