@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from pagetide_server.engine.messages import AddRequest, SamplingParams
-from pagetide_server.engine.sampler import Sampler
+from pagetide_server.engine.sampling.sampler import Sampler
 from pagetide_server.engine.sequence import Sequence
+from pagetide_server.wire.messages import AddRequest, SamplingParams
 
 CASES: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},

@@ -12,8 +12,8 @@ import argparse
 import statistics
 import time
 
-from pagetide_server.engine.messages import AddRequest, SamplingParams
 from pagetide_server.engine.scheduler import Scheduler, SchedulerConfig
+from pagetide_server.wire.messages import AddRequest, SamplingParams
 
 BLOCK_SIZE = 16
 PROMPT = 64

@@ -28,8 +28,8 @@ from tokenizers import decoders, models, pre_tokenizers
 
 import pagetide_server.serve as serve
 from pagetide_server.api.server import Server
-from pagetide_server.engine.messages import AbortRequest, AddRequest, EngineStats, Ready, SequenceOutput, StepOutput
 from pagetide_server.text.tokenizer import Tokenizer
+from pagetide_server.wire.messages import AbortRequest, AddRequest, EngineStats, Ready, SequenceOutput, StepOutput
 from pagetide_spec.config import EngineConfig
 
 VOCAB = 256

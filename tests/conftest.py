@@ -8,7 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
+
+# How long an example takes says more about the machine than about the code.
+hypothesis.settings.register_profile("pagetide", deadline=None)
+hypothesis.settings.load_profile("pagetide")
 
 # Where there is no GPU, Triton interprets its kernels. It reads this when it is imported, by whatever test is first.
 if not any(map(os.path.exists, ("/dev/nvidiactl", "/dev/kfd"))):

@@ -15,6 +15,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "gateway": ("pagetide_gateway.main", "", "run the gateway"),
     "bench": ("pagetide_server.bench.main", "", "load a server and measure it"),
     "plan": ("pagetide_server.plan", "server", "print what a model needs, without loading it"),
+    "simulate": ("pagetide_operator.simulate.command", "", "replay a trace through autoscaler and router"),
     "crd": ("pagetide_operator.crd_command", "", "print the CustomResourceDefinition"),
 }
 

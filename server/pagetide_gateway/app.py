@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from starlette.applications import Starlette
@@ -17,23 +17,28 @@ from pagetide_spec.names import HEADER_REQUEST_ID, PATH_HEALTH, PATH_LIVE, PATH_
 from pagetide_spec.web import request_id_of
 
 from .asgi import Receive, Scope, Send, header, send_error
-from .errors import ApiError, draining, method_not_allowed, model_not_found, route_not_found
-from .forward import DEFAULT_MAX_BODY, Forwarder
+from .attempts import Attempts
+from .errors import ApiError, draining, method_not_allowed, route_not_found
+from .figures import FigureReader
+from .forward import DEFAULT_MAX_BODY, OPEN, Access, Forwarder, unknown
 from .health import HealthPoller
+from .hold import DEFAULT_HOLD, Holder, HoldLimits
 from .metrics import GatewayMetrics
 from .registry import Registry
-from .routing import RoundRobin, Router
 from .upstream import make_session
 
 # Answered to the end: they say how this process does.
 _OPEN_PATHS = frozenset((PATH_LIVE, PATH_READY, PATH_HEALTH, PATH_METRICS))
+# Longer than a long prompt's prefill on a server that shows no counters.
+DEFAULT_STALL_S = 60.0
 _TOKEN_PATHS = frozenset(("/tokenize", "/detokenize"))
 
 
 class Gateway:
     """ASGI app over a registry that its owner keeps up to date.
 
-    `extra_routes` are the owner's own, such as the local runner's `/status`. Connections to replicas and the health
+    `extra_routes` are the owner's own, such as the local runner's `/status`; `is_synced` is true once
+    the owner has told all services there are. Connections to replicas and the health
     poller live as long as the app's lifespan.
     """
 
@@ -41,15 +46,19 @@ class Gateway:
         self,
         registry: Registry,
         *,
-        router: Router | None = None,
         max_body: int = DEFAULT_MAX_BODY,
+        access: Access = OPEN,
+        hold: HoldLimits = DEFAULT_HOLD,
+        stall_s: float = DEFAULT_STALL_S,
+        is_synced: Callable[[], bool] = lambda: True,
         extra_routes: Sequence[BaseRoute] = (),
     ) -> None:
         self.registry = registry
         self.is_draining = False
         self._metrics = GatewayMetrics(registry)
-        self._router = router or RoundRobin()
-        self._max_body = max_body
+        self._max_body, self._access, self._stall_s = max_body, access, stall_s
+        self._holder = Holder(hold, lambda: self.is_draining)
+        self._is_synced = is_synced
         self._forward: Forwarder | None = None
         self._rest = Starlette(
             routes=[*self._routes(), *extra_routes],
@@ -63,8 +72,20 @@ class Gateway:
             await send_error(send, draining(), _id_headers(scope))
         elif scope["type"] == "http" and scope["method"] == "POST" and self._forward and _is_forwarded(scope["path"]):
             await self._forward(scope, receive, send)
+        elif refusal := self._refusal(scope):
+            await send_error(send, refusal, _id_headers(scope))
         else:
             await self._rest(scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> ApiError | None:
+        """Why one who asks about models may not."""
+        if scope["type"] != "http" or self._access.keys is None or not scope["path"].startswith("/v1/"):
+            return None
+        try:
+            self._access.keys.identify(header(scope["headers"], b"authorization"))
+        except ApiError as error:
+            return error
+        return None
 
     def cut(self) -> None:
         """End the requests that are still at replicas; their clients are told."""
@@ -75,14 +96,16 @@ class Gateway:
     @contextlib.asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
         async with make_session() as session:
-            self._forward = Forwarder(self.registry, self._router, session, self._metrics, self._max_body)
-            poller = asyncio.create_task(HealthPoller(self.registry, session).run())
+            attempts = Attempts(session, self._metrics, self._holder)
+            self._forward = Forwarder(self.registry, attempts, self._metrics, self._access, self._max_body)
+            reader = FigureReader(self.registry, session, self._metrics, self._stall_s)
+            tasks = [asyncio.create_task(work) for work in (HealthPoller(self.registry, session).run(), reader.run())]
             try:
                 yield
             finally:
-                poller.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await poller
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
 
     def _routes(self) -> list[BaseRoute]:
         return [
@@ -103,7 +126,7 @@ class Gateway:
         name = request.path_params["model"]
         service = self.registry.find(name)
         if service is None:
-            raise model_not_found(name, self.registry.services)
+            raise unknown(self.registry, name)
         return JSONResponse(service.describe(), headers=_id_header(request))
 
     async def _live(self, request: Request) -> Response:
@@ -113,6 +136,8 @@ class Gateway:
         """Ready to take requests; whether a model is ready is each service's own matter."""
         if self.is_draining:
             return JSONResponse({"status": "draining"}, status_code=503)
+        if not self._is_synced():
+            return JSONResponse({"status": "waiting for the cluster's services"}, status_code=503)
         return JSONResponse({"status": "ready"})
 
     async def _show_metrics(self, request: Request) -> Response:

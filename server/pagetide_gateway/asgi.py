@@ -15,8 +15,9 @@ Send = Callable[[Message], Awaitable[None]]
 RawHeaders = list[tuple[bytes, bytes]]
 
 
-# Between two pieces of a request's body, as with the server.
+# Between two pieces of a request's body, as with the server; and what a body may take in all, at the least speed.
 BODY_TIMEOUT_S = 30.0
+_LEAST_BYTES_PER_S = 64 << 10
 
 
 class ClientGone(Exception):
@@ -43,8 +44,12 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
         raise body_too_large(limit)
     parts: list[bytes] = []
     size = 0
+    longest = BODY_TIMEOUT_S + limit / _LEAST_BYTES_PER_S
+    end = asyncio.get_running_loop().time() + longest
     while True:
         message = await _in_time(receive)
+        if message.get("more_body") and asyncio.get_running_loop().time() > end:
+            raise body_too_slow(longest)
         if message["type"] == "http.disconnect":
             raise ClientGone
         part = message.get("body", b"")

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 
 # How long a client may wait before it asks again: a model takes seconds to load, a drained replica is replaced sooner.
 RETRY_AFTER_S = 5
+_TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 
 
 class ApiError(Exception):
-    """What a client is told; `code` is for programs, `message` for people, `param` the field at fault."""
+    """What a client is told; `code` is for programs, `message` for people, `param` the field at fault.
 
-    def __init__(self, status: int, message: str, *, code: str, param: str | None = None, retry: bool = False) -> None:
-        self.status, self.message, self.code, self.param, self.retry = status, message, code, param, retry
+    `retry_s`: when the same request may succeed.
+    """
+
+    def __init__(
+        self, status: int, message: str, *, code: str, param: str | None = None, retry_s: float | None = None
+    ) -> None:
+        self.status, self.message, self.code, self.param, self.retry_s = status, message, code, param, retry_s
         super().__init__(message)
 
     def body(self) -> bytes:
         """The error object as JSON."""
-        kind = "invalid_request_error" if self.status < 500 else "server_error"
+        kind = _TYPES.get(self.status) or ("invalid_request_error" if self.status < 500 else "server_error")
         error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
         return json.dumps({"error": error}, ensure_ascii=False).encode()
 
@@ -28,7 +35,8 @@ class ApiError(Exception):
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """Response headers beside the content type and length."""
-        return [(b"retry-after", str(RETRY_AFTER_S).encode())] if self.retry else []
+        headers = [] if self.retry_s is None else [(b"retry-after", str(max(1, math.ceil(self.retry_s))).encode())]
+        return [*headers, (b"www-authenticate", b"Bearer")] if self.status == 401 else headers
 
 
 def bad_request(message: str, param: str | None = None) -> ApiError:
@@ -41,6 +49,42 @@ def model_not_found(model: str, known: Iterable[str]) -> ApiError:
     names = ", ".join(known) or "none"
     message = f"The model `{_short(model)}` does not exist. Models here: {_short(names, 500)}"
     return ApiError(404, message, code="model_not_found", param="model")
+
+
+def model_ambiguous(model: str, keys: Sequence[str]) -> ApiError:
+    """404: several services serve a model of this name."""
+    message = f"Several services serve `{_short(model)}`; ask for one of them: {_short(', '.join(keys), 500)}"
+    return ApiError(404, message, code="model_not_found", param="model")
+
+
+def unauthorized(why: str) -> ApiError:
+    """401: no key, or one that nobody has."""
+    return ApiError(401, why, code="invalid_api_key")
+
+
+def too_many_at_once(name: str, limit: int) -> ApiError:
+    """429: the key has as many requests under way as it may."""
+    message = f"The key `{name}` may have {limit} requests under way at once"
+    return ApiError(429, message, code="concurrency_limit_exceeded", retry_s=1)
+
+
+def too_many_a_minute(name: str, limit: float, retry_s: float) -> ApiError:
+    """429: the key's requests come too fast; says when the next one may come."""
+    message = f"The key `{name}` may send {limit:g} requests a minute"
+    return ApiError(429, message, code="rate_limit_exceeded", retry_s=retry_s)
+
+
+def too_many_held(model: str) -> ApiError:
+    """503: as many requests as may be held wait for this service already."""
+    message = f"`{model}` is waking, and as many requests as this gateway holds wait already"
+    return ApiError(503, message, code="too_many_held", retry_s=RETRY_AFTER_S)
+
+
+def held_too_long(model: str, seconds: float, states: Iterable[str]) -> ApiError:
+    """503: no replica came in time."""
+    why = "; ".join(states) or "it has no replicas yet"
+    message = f"No replica of `{model}` became ready within {seconds:g} s: {why}"
+    return ApiError(503, message, code="no_ready_replica", retry_s=RETRY_AFTER_S)
 
 
 def route_not_found(method: str, path: str) -> ApiError:
@@ -59,24 +103,26 @@ def body_too_large(limit: int) -> ApiError:
 
 
 def body_too_slow(seconds: float) -> ApiError:
-    """408: nothing more of the body came for so long."""
+    """408: nothing more of the body came for so long, or not the whole of it."""
     return ApiError(408, f"The request's body did not come within {seconds:g} s", code="request_timeout")
 
 
 def no_ready_replica(model: str, states: Iterable[str]) -> ApiError:
     """503: the service exists, but nothing of it can answer now; says what its replicas wait for."""
     why = "; ".join(states) or "it has no replicas"
-    return ApiError(503, f"No replica of `{model}` is ready: {why}", code="no_ready_replica", retry=True)
+    return ApiError(503, f"No replica of `{model}` is ready: {why}", code="no_ready_replica", retry_s=RETRY_AFTER_S)
 
 
 def draining() -> ApiError:
     """503: this gateway is about to end."""
-    return ApiError(503, "The gateway is shutting down", code="draining", retry=True)
+    return ApiError(503, "The gateway is shutting down", code="draining", retry_s=RETRY_AFTER_S)
 
 
 def upstream_failed(replica: str, why: str) -> ApiError:
     """502: the replica broke off before the first byte and no other could take over."""
-    return ApiError(502, f"Replica {replica} failed before it answered: {why}", code="upstream_failed", retry=True)
+    return ApiError(
+        502, f"Replica {replica} failed before it answered: {why}", code="upstream_failed", retry_s=RETRY_AFTER_S
+    )
 
 
 def stream_broken(replica: str, why: str) -> ApiError:

@@ -12,6 +12,7 @@ import msgspec
 
 from pagetide_spec.names import PATH_READY
 
+from .for_each import for_each_replica
 from .registry import Health, Registry, Replica, Service
 from .upstream import describe, is_refusal
 
@@ -63,16 +64,8 @@ class HealthPoller:
         self._timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
 
     async def run(self) -> None:
-        """One task for each replica, so that a hanging one delays no other; a task ends with its replica."""
-        polled: dict[Replica, asyncio.Task[None]] = {}
-        async with asyncio.TaskGroup() as tasks:
-            while True:
-                known = {replica: service for service, replica in self._registry.replicas()}
-                for replica in [r for r in polled if r not in known]:
-                    polled.pop(replica).cancel()
-                for replica in [r for r in known if r not in polled]:
-                    polled[replica] = tasks.create_task(self._keep(known[replica], replica))
-                await asyncio.sleep(self._tick_s)
+        """Until cancelled."""
+        await for_each_replica(self._registry, self._keep, self._tick_s)
 
     async def _keep(self, service: Service, replica: Replica) -> None:
         while True:
@@ -112,9 +105,9 @@ class HealthPoller:
                 # The list may need a key, which a health check has not.
                 return Poll("ready")
             cards = cards_in(await response.read())
-        if cards and service.model not in cards:
-            return Poll("unready", f"serves {', '.join(cards)}, not {service.model}")
-        service.card = cards.get(service.model, {})
+        if cards and service.served not in cards:
+            return Poll("unready", f"serves {', '.join(cards)}, not {service.served}")
+        service.card = cards.get(service.served, {})
         return Poll("ready")
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import uvicorn
 
 from .app import Gateway
+from .protocol import GuardedProtocol
 
 # How long a request that is cut may take to say so.
 LAST_WORDS_S = 1
@@ -24,6 +25,7 @@ class GatewayServer(uvicorn.Server):
             uvicorn.Config(
                 gateway,
                 interface="asgi3",
+                http=GuardedProtocol,
                 lifespan="on",
                 log_config=None,
                 access_log=False,

@@ -1,29 +1,34 @@
-"""`pagetide gateway`: the gateway alone, over replicas given on the command line.
-
-Watching the cluster for InferenceServices is not built yet; until then each service is a `--service` flag.
-"""
+"""`pagetide gateway`: the front door of a cluster, or of replicas given on the command line."""
 
 from __future__ import annotations
 
+import argparse
 import asyncio
+import contextlib
 import logging
+import os
 import signal
 import socket
 import sys
-from collections.abc import Sequence
-from urllib.parse import urlsplit
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from pathlib import Path
+from typing import Any
 
 import uvloop
 
-from pagetide_spec.command_line import Parser
 from pagetide_spec.errors import SettingError
-from pagetide_spec.flags import seconds
-from pagetide_spec.names import GATEWAY_PORT
 from pagetide_spec.web import listen
 
 from .app import Gateway
+from .cluster import ClusterWatcher
+from .forward import Access
+from .hold import HoldLimits
+from .key_file import keep_fresh, read_keys
+from .keys import Key, KeyRing
+from .kube_api import KubeApi
+from .kube_config import KubeConfig, load
 from .listen import GatewayServer
-from .registry import Registry
+from .options import ROUTERS, parser, registry_of
 
 log = logging.getLogger(__name__)
 
@@ -32,19 +37,79 @@ def main(argv: Sequence[str]) -> int:
     """Run until SIGTERM or SIGINT; 0 after a clean end, 2 for a wrong call."""
     args = parser().parse_args(argv)
     try:
-        registry = registry_of(args.service)
-        if args.max_body_mib < 1:
-            raise SettingError("--max-body-mib", args.max_body_mib, "must be at least 1")
         listener = listen(args.host, args.port)
+        try:
+            run = _Run(args)
+        except SettingError:
+            listener.close()
+            raise
     except SettingError as error:
         print(f"pagetide gateway: {error}", file=sys.stderr)
         return 2
     logging.basicConfig(level=args.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    gateway = Gateway(registry, max_body=args.max_body_mib << 20)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(GatewayServer(gateway, drain_s=args.drain_seconds), listener))
+        runner.run(run.serve(listener))
     return 0
+
+
+class _Run:
+    """One run of the command.
+
+    Raises:
+        SettingError: a flag, the keys or the kubeconfig is wrong.
+    """
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self._args = args
+        self._registry = registry_of(args.service, ROUTERS[args.routing])
+        self._keys: list[Key] | None = read_keys(args.api_keys) if args.api_keys else None
+        self._access = Access(
+            None if self._keys is None else KeyRing(self._keys),
+            _first_line(args.upstream_api_key_file) if args.upstream_api_key_file else None,
+        )
+        # Whoever names replicas and no namespace wants these replicas and no cluster.
+        wants_cluster = bool(args.namespace) or not args.service
+        self._cluster: KubeConfig | None = load(os.environ) if wants_cluster else None
+
+    async def serve(self, listener: socket.socket) -> None:
+        """Until a signal comes and what is under way is answered."""
+        async with contextlib.AsyncExitStack() as stack:
+            watcher = await stack.enter_async_context(self._watching()) if self._cluster else None
+            if self._keys is not None and self._access.keys is not None:
+                await stack.enter_async_context(
+                    _background(keep_fresh(self._access.keys, self._args.api_keys, self._keys))
+                )
+            gateway = Gateway(
+                self._registry,
+                max_body=self._args.max_body_mib << 20,
+                access=self._access,
+                hold=HoldLimits(self._args.hold_requests, self._args.hold_seconds),
+                stall_s=self._args.stall_seconds,
+                is_synced=lambda: watcher is None or watcher.is_synced,
+            )
+            await _serve(GatewayServer(gateway, drain_s=self._args.drain_seconds), listener)
+
+    @contextlib.asynccontextmanager
+    async def _watching(self) -> AsyncIterator[ClusterWatcher]:
+        assert self._cluster is not None  # asked before
+        log.info("watching %s, by %s", self._cluster.server, self._cluster.source)
+        api = KubeApi(self._cluster)
+        watcher = ClusterWatcher(api, self._registry, self._args.namespace)
+        try:
+            async with _background(watcher.run()):
+                yield watcher
+        finally:
+            await api.close()
+
+
+@contextlib.asynccontextmanager
+async def _background(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Run `work` within the context; what it dies of ends the process, rather than a gateway that knows no more."""
+    async with asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(work)
+        yield
+        task.cancel()
 
 
 async def _serve(server: GatewayServer, listener: socket.socket) -> None:
@@ -63,53 +128,12 @@ async def _serve(server: GatewayServer, listener: socket.socket) -> None:
     await server.serve(sockets=[listener])
 
 
-def registry_of(services: Sequence[str]) -> Registry:
-    """A registry from `NAME=URL[,URL...]` texts.
-
-    Raises:
-        SettingError: a text has another form, or a name comes twice.
-    """
-    registry = Registry()
-    for text in services:
-        name, _, urls = text.partition("=")
-        parts = [u for u in urls.split(",") if u]
-        if not name or not parts or not all(_is_http(u) for u in parts):
-            raise SettingError("--service", text, "must be NAME=http://HOST:PORT[,http://HOST:PORT...]")
-        if registry.find(name):
-            raise SettingError("--service", text, f"{name} is given twice; put all its URLs in one --service")
-        registry.put(name, {f"{name}-{i}": url for i, url in enumerate(parts)})
-    return registry
-
-
-def _is_http(url: str) -> bool:
+def _first_line(path: Path) -> str:
     try:
-        parts = urlsplit(url)
-        return parts.scheme == "http" and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        return False
-
-
-def parser() -> Parser:
-    """The command's flags."""
-    out = Parser(
-        "pagetide gateway",
-        description="One OpenAI address for many services. Watching the cluster is not built yet: name them here.",
-    )
-    out.add_argument("--host", default="0.0.0.0", help="address to listen on (default: %(default)s)")
-    out.add_argument("--port", type=int, default=GATEWAY_PORT, help="port; 0 takes a free one (default: %(default)s)")
-    out.add_argument(
-        "--service",
-        action="append",
-        default=[],
-        metavar="NAME=URL[,URL...]",
-        help="a model name and its replicas; may be given several times",
-    )
-    out.add_argument("--max-body-mib", type=int, default=32, help="largest request body in MiB (default: %(default)s)")
-    out.add_argument(
-        "--drain-seconds",
-        type=seconds,
-        default=30,
-        help="time that running requests get at the end (default: %(default)s)",
-    )
-    out.add_argument("--log-level", choices=["debug", "info", "warning", "error"], default="info")
-    return out
+        lines = path.read_text(encoding="utf-8").split()
+    except (OSError, UnicodeDecodeError) as error:
+        problem = f"cannot be read: {getattr(error, 'strerror', '') or error}"
+        raise SettingError("--upstream-api-key-file", str(path), problem) from None
+    if len(lines) != 1:
+        raise SettingError("--upstream-api-key-file", str(path), "must hold one key and nothing else")
+    return lines[0]

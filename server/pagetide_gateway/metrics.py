@@ -26,6 +26,10 @@ class GatewayMetrics:
         self._retries = self._counter("gateway_retries_total")
         self._broken = self._counter("gateway_broken_streams_total")
         self._gone = self._counter("gateway_client_disconnects_total")
+        self._routed = self._counter("gateway_routed_total")
+        self._held = self._counter("gateway_held_total")
+        self._limited = self._counter("gateway_limited_total")
+        self._ejections = self._counter("gateway_ejections_total")
         spec = GATEWAY_METRICS["gateway_first_byte_seconds"]
         self._first_byte = Histogram(
             spec.full_name, spec.help, [MODEL], buckets=spec.buckets, registry=self._prometheus
@@ -33,6 +37,7 @@ class GatewayMetrics:
         self._prometheus.register(_RegistryGauges(registry))
         # `labels()` takes a lock and builds a tuple; the few children there are stay at hand.
         self._answered_child = functools.lru_cache(maxsize=1024)(self._requests.labels)
+        self._routed_child = functools.lru_cache(maxsize=1024)(self._routed.labels)
         self._first_byte_child = functools.lru_cache(maxsize=1024)(self._first_byte.labels)
 
     def _counter(self, name: str) -> Counter:
@@ -55,6 +60,22 @@ class GatewayMetrics:
         """A client left before its answer was complete."""
         self._gone.labels(model).inc()
 
+    def routed(self, model: str, reason: str) -> None:
+        """A replica was chosen."""
+        self._routed_child(model, reason).inc()
+
+    def held(self, model: str, outcome: str) -> None:
+        """A request waits no longer."""
+        self._held.labels(model, outcome).inc()
+
+    def limited(self, limit: str) -> None:
+        """A request was over a limit of its key."""
+        self._limited.labels("", limit).inc()
+
+    def ejected(self, model: str) -> None:
+        """A replica is set aside."""
+        self._ejections.labels(model).inc()
+
     def first_byte(self, model: str, seconds: float) -> None:
         """A replica's answer began so long after the request's arrival."""
         self._first_byte_child(model).observe(seconds)
@@ -70,12 +91,16 @@ class _RegistryGauges(Collector):
 
     def collect(self) -> Iterable[Any]:
         flight, states = _gauge("gateway_requests_in_flight"), _gauge("gateway_replicas")
+        held, each = _gauge("gateway_requests_held"), _gauge("gateway_replica_requests_in_flight")
         for service in self._registry.services.values():
             replicas = list(service.replicas.values())
+            held.add_metric([service.model], service.held)
             flight.add_metric([service.model], sum(r.in_flight for r in replicas))
-            for state in ("ready", "draining", "unready"):
+            for replica in replicas:
+                each.add_metric([service.model, replica.name], replica.in_flight)
+            for state in ("ready", "draining", "ejected", "unready"):
                 states.add_metric([service.model, state], sum(_state(r) == state for r in replicas))
-        return flight, states
+        return held, each, flight, states
 
 
 def _gauge(name: str) -> GaugeMetricFamily:
@@ -86,4 +111,6 @@ def _gauge(name: str) -> GaugeMetricFamily:
 def _state(replica: Replica) -> str:
     if replica.draining:
         return "draining"
-    return "ready" if replica.health.ready else "unready"
+    if not replica.is_available:
+        return "unready"
+    return "ejected" if replica.standing.ejections else "ready"

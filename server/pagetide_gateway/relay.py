@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 
 import aiohttp
 
@@ -26,7 +27,27 @@ def is_event_stream(response: aiohttp.ClientResponse) -> bool:
     return response.headers.get("content-type", "").startswith("text/event-stream")
 
 
-async def read_small(response: aiohttp.ClientResponse) -> bytes | None:
+class Heard:
+    """What a stream's pieces tell on the way: that the replica lives, its first token, and how it ended."""
+
+    def __init__(self, replica: Replica, on_first: Callable[[float], object]) -> None:
+        self._replica, self._on_first = replica, on_first
+        self._before = self._last = b""
+
+    def note(self, piece: bytes) -> None:
+        """A piece has come."""
+        self._replica.heard = now = time.monotonic()
+        if not self._last:
+            self._on_first(now)
+        self._before, self._last = self._last, piece
+
+    @property
+    def tail(self) -> bytes:
+        """The last two pieces; `usage` is in there, if anywhere."""
+        return self._before + self._last
+
+
+async def read_small(response: aiohttp.ClientResponse, replica: Replica) -> bytes | None:
     """The whole body where it is small and not a stream, else None with nothing read.
 
     Raises:
@@ -38,10 +59,12 @@ async def read_small(response: aiohttp.ClientResponse) -> bytes | None:
     try:
         return await response.read()
     except _BROKEN as error:
-        raise AttemptFailed(describe(error), may_have_begun=True) from error
+        raise AttemptFailed(replica.why_lost or describe(error), may_have_begun=True) from error
 
 
-async def relay(response: aiohttp.ClientResponse, replica: Replica, headers: RawHeaders, send: Send) -> None:
+async def relay(
+    response: aiohttp.ClientResponse, replica: Replica, headers: RawHeaders, send: Send, heard: Heard
+) -> None:
     """Pass the body on as it comes. A slow client slows the reading from the replica; nothing piles up here.
 
     Raises:
@@ -55,7 +78,10 @@ async def relay(response: aiohttp.ClientResponse, replica: Replica, headers: Raw
     pieces = whole_events(response.content) if events else _pieces(response.content)
     try:
         async for piece in pieces:
+            heard.note(piece)
             await send({"type": "http.response.body", "body": piece, "more_body": True})
+        if events and _has_no_end(response) and b"[DONE]" not in heard.tail:
+            raise ConnectionResetError
     except _BROKEN as error:
         if events:
             # A plain body that ends unfinished needs no word: the client sees it from the length or the chunks.
@@ -63,6 +89,11 @@ async def relay(response: aiohttp.ClientResponse, replica: Replica, headers: Raw
             await send({"type": "http.response.body", "body": last})
         raise StreamBroken(describe(error)) from error
     await send({"type": "http.response.body", "body": b""})
+
+
+def _has_no_end(response: aiohttp.ClientResponse) -> bool:
+    """Whether only the close of the connection ends the body, as the death of the replica would."""
+    return "content-length" not in response.headers and "transfer-encoding" not in response.headers
 
 
 async def _pieces(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:

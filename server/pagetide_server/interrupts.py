@@ -7,30 +7,47 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
+
+
+class HeldBack:
+    """SIGINT as the body of `held_back` sees it. `broke_in`: a second one came while the first still waited."""
+
+    def __init__(self, handler: Callable[[int, FrameType | None], Any] | None) -> None:
+        self._handler = handler
+        self._came: list[FrameType | None] = []
+        self.broke_in = False
+
+    def take(self, number: int, frame: FrameType | None) -> None:
+        """Keep a signal for later; a second one shows that the step may never end, and is delivered at once."""
+        self._came.append(frame)
+        if len(self._came) > 1:
+            self.broke_in = True
+            self.deliver()
+
+    def deliver(self) -> None:
+        """Give what has come to the handler that there was, which usually raises KeyboardInterrupt."""
+        if self._came and self._handler is not None:
+            frame = self._came[-1]
+            self._came.clear()
+            self._handler(signal.SIGINT, frame)
 
 
 @contextmanager
-def held_back() -> Iterator[Callable[[], None]]:
-    """Hold SIGINT back from the body; yields a function that delivers what has come, and does so at the end.
+def held_back() -> Iterator[HeldBack]:
+    """Hold SIGINT back from the body until it calls `deliver`, or ends.
 
-    Delivered means: given to the handler that there was, which usually raises KeyboardInterrupt. Does nothing outside
-    the main thread, which alone is interrupted, and where the process ignores SIGINT or dies of it.
+    Does nothing outside the main thread, which alone is interrupted, and where the process ignores SIGINT or dies of
+    it.
     """
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):
-        yield lambda: None
+        yield HeldBack(None)
         return
-    came: list[FrameType | None] = []
-
-    def deliver() -> None:
-        if came:
-            frame = came[-1]
-            came.clear()
-            handler(signal.SIGINT, frame)
-
-    signal.signal(signal.SIGINT, lambda number, frame: came.append(frame))
+    held = HeldBack(handler)
+    signal.signal(signal.SIGINT, held.take)
     try:
-        yield deliver
+        yield held
     finally:
         signal.signal(signal.SIGINT, handler)
-        deliver()
+        held.deliver()

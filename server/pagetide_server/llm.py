@@ -6,30 +6,26 @@ import dataclasses
 import itertools
 import logging
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
 import msgspec
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from pagetide_spec.config import EngineConfig
-from pagetide_spec.errors import PagetideError, SettingError
+from pagetide_spec.errors import PagetideError
 
-from .engine.messages import AbortRequest, AddRequest, EngineStats, SamplingParams
-from .engine.params import check_params, check_prompt, check_text, plain_number
-from .engine.threads import wait_passively
+from .inputs import Message, Prompt, as_conversations, as_ids, as_list, one_each, plain
 from .interrupts import held_back
+from .progress import LoadingProgress, prompts_bar
 from .results import OpenPrompt, RequestOutput
 from .text.chat import configured, render
 from .text.tokenizer import Tokenizer
-
-# Text, token ids, or either under vLLM's names: {"prompt": text} or {"prompt_token_ids": ids}.
-Prompt = str | Sequence[int] | Mapping[str, Any]
-Message = Mapping[str, Any]
+from .threads import wait_passively
+from .wire.checks import check_params, check_prompt, check_text
+from .wire.messages import AbortRequest, AddRequest, EngineStats, SamplingParams
 
 # What `render` takes by itself; all else is a variable of the template.
 _RENDER_OPTIONS = ("tools", "documents", "add_generation_prompt", "continue_final_message")
@@ -41,8 +37,8 @@ COMPILE_POLL_SECONDS = 0.005
 class LLM:
     """A model for offline use.
 
-    `LLM(model="path or hub id", max_num_seqs=8, ...)` takes every EngineConfig field. Not thread-safe. Use it as a
-    context manager, or `close()` it, to free the model's memory.
+    `LLM(model="path or hub id", max_num_seqs=8, ...)` takes every EngineConfig field. Of calls from several threads one
+    waits for the other. Use it as a context manager, or `close()` it, to free the model's memory.
 
     Raises:
         SettingError: an engine setting that does not exist or has a wrong value.
@@ -51,16 +47,19 @@ class LLM:
 
     def __init__(self, model: str, **engine_config: Any) -> None:
         self._core: Any = None
+        # Reentrant for handlers of signals that close it.
+        self._turn = threading.RLock()
         self.config = EngineConfig.from_mapping({"model": model, **engine_config})
         _set_up_logging(self.config)
         wait_passively()
-        from .engine.factory import create_core  # imports torch
+        from .factory import create_core
 
         # The bound of the queue protects a server from its clients; here all prompts are in memory anyhow.
         unbounded = dataclasses.replace(self.config, max_queue_len=sys.maxsize)
         self._tokenizer = Tokenizer.load(self.config)
         self._template = configured(self.config.chat_template, self._tokenizer)
-        self._core = create_core(unbounded, lambda stage, fraction: None)
+        with LoadingProgress() as progress:
+            self._core = create_core(unbounded, progress.report)
         self._ids = itertools.count()
 
     def generate(
@@ -80,18 +79,27 @@ class LLM:
         Raises:
             SettingError: a prompt or a parameter that the model cannot fulfil.
             GenerationError: the engine refused or failed a request; the others of the call are aborted.
+            KeyboardInterrupt: Ctrl-C, at the end of the running step; a second one within that step closes the LLM.
         """
-        core = self._open_core()
-        each = _as_list(prompts)
-        requests = [self._request(p, one) for p, one in zip(each, _one_each(params, len(each)), strict=True)]
-        with held_back() as deliver_interrupt:
-            try:
-                with _progress_bar(len(requests), progress) as advance:
-                    self._run({r.add.request_id: r for r in requests}, advance, deliver_interrupt)
-            finally:
-                for request in requests:
-                    core.abort(AbortRequest(request.add.request_id))
+        each = as_list(prompts)
+        with self._turn:
+            core = self._open_core()
+            requests = [self._request(p, one) for p, one in zip(each, one_each(params, len(each)), strict=True)]
+            self._finish(core, requests, progress)
         return [r.result() for r in requests]
+
+    def _finish(self, core: Any, requests: list[OpenPrompt], progress: bool | None) -> None:
+        """Run all requests to their end; whatever happens, none of them is left in the engine."""
+        with held_back() as interrupt:
+            try:
+                with prompts_bar(len(requests), progress) as advance:
+                    self._run({r.add.request_id: r for r in requests}, advance, interrupt.deliver)
+            finally:
+                if interrupt.broke_in:
+                    self.close()  # nobody knows how far the step had come
+                else:
+                    for request in requests:
+                        core.abort(AbortRequest(request.add.request_id))
 
     def chat(
         self,
@@ -109,10 +117,10 @@ class LLM:
         Raises:
             ChatTemplateError: the template refuses the messages, or the model has none.
         """
-        several = conversations if conversations and not isinstance(conversations[0], Mapping) else [conversations]
+        several = as_conversations(conversations)
         options = {name: template_options.pop(name) for name in _RENDER_OPTIONS if name in template_options}
         options |= {"template": self._template, "variables": template_options}
-        texts = [render(self._tokenizer, messages, **options) for messages in several]  # type: ignore[arg-type]
+        texts = [render(self._tokenizer, messages, **options) for messages in several]
         for text in texts:
             check_text(text, "messages")
         # The template writes the special tokens itself.
@@ -134,9 +142,10 @@ class LLM:
 
     def close(self) -> None:
         """Free the model and its KV cache; closing twice is no error."""
-        if self._core is not None:
-            self._core.close()
-        self._core = None
+        with self._turn:
+            if self._core is not None:
+                self._core.close()
+            self._core = None
 
     def __enter__(self) -> LLM:
         return self
@@ -152,12 +161,12 @@ class LLM:
         return self._core
 
     def _request(self, prompt: Prompt, params: SamplingParams) -> OpenPrompt:
-        prompt = _plain(prompt)
+        prompt = plain(prompt)
         text = prompt if isinstance(prompt, str) else None
         if text is not None:
             check_text(text, "prompt")
         params = check_params(params, self._core.ready)
-        token_ids = self._tokenizer.encode(text) if text is not None else _token_ids(prompt)
+        token_ids = self._tokenizer.encode(text) if text is not None else as_ids(prompt)
         check_prompt(token_ids, self._core.ready, scored_only=params.max_tokens == 0)
         words = self._tokenizer.bad_word_ids(params.bad_words)
         # The best answers are told by their log probabilities, asked for or not.
@@ -204,47 +213,3 @@ def _set_up_logging(config: EngineConfig) -> None:
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         logger.addHandler(handler)
-
-
-def _one_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
-    if params is None or not isinstance(params, Sequence):
-        return [SamplingParams() if params is None else params] * count
-    if len(params) != count:
-        raise SettingError("params", f"{len(params)} entries", f"must be one, or {count}: one a prompt")
-    return list(params)
-
-
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str | Mapping):
-        return [prompts]
-    try:
-        each = list(prompts)
-    except TypeError:
-        raise SettingError("prompts", prompts, "must be text, a list of token ids, or a list of these") from None
-    return [prompts] if each and all(isinstance(plain_number(p), int) for p in each) else each  # type: ignore
-
-
-def _plain(prompt: Prompt) -> str | Sequence[int]:
-    if not isinstance(prompt, Mapping):
-        return prompt
-    known = [name for name in ("prompt_token_ids", "prompt") if name in prompt]
-    if len(known) != 1 or len(prompt) != 1:
-        raise SettingError("prompt", dict(prompt), "must have one entry, prompt or prompt_token_ids")
-    return prompt[known[0]]  # type: ignore[no-any-return]
-
-
-def _token_ids(prompt: Any) -> list[int]:
-    try:
-        return [plain_number(token_id) for token_id in prompt]
-    except TypeError:
-        raise SettingError("prompt", prompt, "must be text or a list of token ids") from None
-
-
-@contextmanager
-def _progress_bar(total: int, wanted: bool | None) -> Iterator[Callable[[], object]]:
-    console = Console(stderr=True)
-    shown = (console.is_terminal and total > 1) if wanted is None else wanted
-    columns = (TextColumn("prompts"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, disable=not shown) as bar:
-        task = bar.add_task("", total=total)
-        yield lambda: bar.advance(task)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 from typing import Any
@@ -18,15 +19,18 @@ class JsonFormatter(logging.Formatter):
         """The record as JSON."""
         extra = {k: v for k, v in vars(record).items() if k not in _STANDARD}
         line: dict[str, Any] = {
+            **extra,
             "time": record.created,
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
-            **extra,
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return msgspec.json.encode(line, enc_hook=str).decode()
+        try:
+            return msgspec.json.encode(line, enc_hook=str).decode()
+        except UnicodeEncodeError:  # half of a surrogate pair, as a client may send it
+            return json.dumps(line, default=str)
 
 
 def set_up_logging(level: str, form: str, source: str = "%(name)s") -> None:

@@ -89,7 +89,7 @@ def parse_size(text: str) -> int:
     Raises:
         SettingError: it is no size.
     """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?I?)B?", text.strip().upper())
+    match = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]+)?)\s*([KMGT]?I?)B?", text.strip().upper())
     if not match or match[2] not in UNITS or not float(match[1]):
         raise SettingError("--device-memory", text, "must be a size such as 80GiB")
     return int(float(match[1]) * UNITS[match[2]])
@@ -104,7 +104,7 @@ def parse_lengths(text: str | None) -> list[int] | None:
     if text is None:
         return None
     parts = text.split(",")
-    if not all(p.strip().isdigit() and int(p) for p in parts):
+    if not all(re.fullmatch(r"\s*0*[1-9][0-9]{0,17}\s*", p) for p in parts):
         raise SettingError("--lengths", text, "must be token counts such as 2048,8192")
     return [int(p) for p in parts]
 
@@ -118,7 +118,7 @@ def make_plan(config: EngineConfig, device_bytes: int, lengths: list[int] | None
     import torch
 
     from .model.loader import dtype_of, window
-    from .model.memory import batch_limits, bytes_per_token, check_room, usable_window
+    from .model.memory import batch_limits, bytes_per_token, check_room, usable_window, useful_blocks
     from .model.network import examine
 
     device = torch.device("cuda")
@@ -129,8 +129,12 @@ def make_plan(config: EngineConfig, device_bytes: int, lengths: list[int] | None
     limits = batch_limits(config, device, max_model_len)
     activations = _activations(hf_config, shape.vocab_size, limits, dtype.itemsize)
     blocks = _room(config, device_bytes, weights + activations) // (token * config.block_size)
+    if config.kv_cache_memory_gib is None:
+        blocks = min(blocks, useful_blocks(config, limits, max_model_len))
     check_room(config, blocks, token * config.block_size, max_model_len, device_bytes)
     usable = usable_window(config, max_model_len, blocks)
+    if lengths and max(lengths) > usable:
+        raise SettingError("--lengths", max(lengths), f"a sequence has at most {usable} tokens here")
     return ModelPlan(
         model=config.model,
         architecture=(getattr(hf_config, "architectures", None) or [hf_config.model_type])[0],
@@ -161,11 +165,11 @@ def _room(config: EngineConfig, device_bytes: int, held: int) -> int:
 
 def _configuration(config: EngineConfig) -> Any:
     """transformers' configuration of the model; a GGUF file is not converted and a hub's weights are not fetched."""
-    from .model.files import resolve_config
+    from .checkpoint.files import resolve_config
     from .model.loader import read_config
 
     if Path(config.model).expanduser().is_file():
-        from .model.gguf_convert import read_gguf_config
+        from .model.gguf.convert import read_gguf_config
 
         return read_gguf_config(config)
     return read_config(resolve_config(config), config)
@@ -173,14 +177,14 @@ def _configuration(config: EngineConfig) -> Any:
 
 def _activations(hf_config: Any, vocab: int, limits: Any, itemsize: int) -> int:
     """Estimate for the greatest step: of each token the residual stream, its norms, query, keys, values and the gated
-    inner width, of each sequence three rows of float32 logits, and the logits of scored prompts.
+    inner width, of each sequence three rows of float32 logits, and what sampling takes whatever the batch.
     """
-    from .model.profile import scored_bytes
+    from .model.profile import sampler_bytes
 
     text = hf_config.get_text_config()
     inner = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
     per_token = (8 * text.hidden_size + 3 * inner) * itemsize
-    return int(limits.max_num_batched_tokens * per_token + 3 * limits.max_num_seqs * vocab * 4 + scored_bytes(vocab))
+    return int(limits.max_num_batched_tokens * per_token + 3 * limits.max_num_seqs * vocab * 4 + sampler_bytes(vocab))
 
 
 def _usual_lengths(max_model_len: int) -> list[int]:

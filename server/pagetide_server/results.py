@@ -8,9 +8,9 @@ import time
 from pagetide_spec.errors import PagetideError
 
 from .engine.limits import answers
-from .engine.messages import AddRequest, SamplingParams, SequenceOutput, TokenLogprobs
 from .text.answer import Answer, Delta, best, joined
 from .text.tokenizer import Tokenizer
+from .wire.messages import AddRequest, SamplingParams, SequenceOutput, TokenLogprobs
 
 
 class GenerationError(PagetideError):

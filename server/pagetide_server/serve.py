@@ -17,9 +17,9 @@ from pagetide_spec.flags import add_flags, config_from, env_of, misspelt
 from .api.keys import read_keys
 from .api.server import Server
 from .api.sockets import listen
-from .engine.launch import EXIT_SETTING
+from .checkpoint.files import locate, read_json
 from .logs import set_up_logging
-from .model.files import locate, read_json
+from .wire.launch import EXIT_SETTING
 
 log = logging.getLogger("pagetide")
 

@@ -47,7 +47,7 @@ SERVER_METRICS: dict[str, Metric] = {
     m.name: m
     for m in (
         _gauge("requests_running", "Sequences in the running batch."),
-        _gauge("requests_waiting", "Requests that wait for their first step."),
+        _gauge("requests_waiting", "Requests that wait for a place in the running batch."),
         _gauge("requests_swapped", "Sequences whose KV blocks lie in host memory."),
         _gauge("oldest_waiting_seconds", "Age of the oldest waiting request."),
         _gauge("kv_cache_utilization_ratio", "KV blocks in use over all KV blocks."),
@@ -107,8 +107,14 @@ GATEWAY_METRICS: dict[str, Metric] = {
         _counter("gateway_retries_total", "Attempts that failed before the first byte and went to another replica."),
         _counter("gateway_broken_streams_total", "Answers whose replica broke off after the first byte."),
         _counter("gateway_client_disconnects_total", "Requests whose client left before its answer was complete."),
+        _counter("gateway_routed_total", "Attempts by why their replica was chosen.", "reason"),
+        _counter("gateway_held_total", "Requests held for want of a replica, by how that ended.", "outcome"),
+        _counter("gateway_limited_total", "Requests refused for a limit of their API key.", "limit"),
+        _counter("gateway_ejections_total", "Times that a replica was set aside because it failed or stalled."),
+        _gauge("gateway_requests_held", "Requests that wait for a replica now."),
+        _gauge("gateway_replica_requests_in_flight", "Requests at one replica now.", "replica"),
         _gauge("gateway_requests_in_flight", "Requests sent to a replica and not yet answered in full."),
-        _gauge("gateway_replicas", "Replicas by state: ready, draining or unready.", "state"),
+        _gauge("gateway_replicas", "Replicas by state: ready, draining, ejected or unready.", "state"),
         _histogram("gateway_first_byte_seconds", "Arrival to the first byte of the replica's answer.", LATENCY_BUCKETS),
     )
 }

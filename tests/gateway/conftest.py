@@ -15,6 +15,7 @@ from aiohttp import web
 from pagetide_gateway.app import Gateway
 from pagetide_gateway.listen import GatewayServer
 from pagetide_gateway.registry import Registry
+from pagetide_gateway.routing import RoundRobin, Router
 from pagetide_spec.web import listen
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -23,6 +24,11 @@ Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 async def answer_json(request: web.Request) -> web.StreamResponse:
     """What a replica answers unless the test says otherwise."""
     return web.json_response({"choices": [{"text": "fine"}]})
+
+
+async def no_metrics() -> str:
+    """What a replica's `/metrics` says unless the test says otherwise."""
+    return ""
 
 
 class FakeReplica:
@@ -39,11 +45,13 @@ class FakeReplica:
         self.bodies: list[bytes] = []
         self.cancelled = asyncio.Event()
         self.url = ""
+        self.metrics: Callable[[], Awaitable[str]] = no_metrics
 
     async def start(self) -> None:
         app = web.Application(client_max_size=0)
         app.router.add_get("/readyz", self._readyz)
         app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/metrics", self._metrics)
         app.router.add_post("/{path:.*}", self._post)
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
@@ -60,6 +68,9 @@ class FakeReplica:
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
         return web.json_response({"data": [{"id": m, "object": "model", "max_model_len": 77} for m in self.models]})
+
+    async def _metrics(self, request: web.Request) -> web.StreamResponse:
+        return web.Response(text=await self.metrics())
 
     async def _post(self, request: web.Request) -> web.StreamResponse:
         self.requests.append(request)
@@ -129,8 +140,10 @@ async def start_gateway() -> AsyncIterator[Callable[..., Awaitable[Front]]]:
     """`await start_gateway(*replicas)` -> a gateway in front of them; waits until it sees those ready that are."""
     async with contextlib.AsyncExitStack() as stack:
 
-        async def start(*replicas: FakeReplica, drain_s: float = 5, **options: Any) -> Front:
-            registry = Registry()
+        async def start(
+            *replicas: FakeReplica, drain_s: float = 5, make_router: Callable[[], Router] = RoundRobin, **options: Any
+        ) -> Front:
+            registry = Registry(make_router)
             for model in {r.model for r in replicas}:
                 registry.put(model, {r.name: r.url for r in replicas if r.model == model})
             listener = listen("127.0.0.1", 0)
@@ -138,7 +151,7 @@ async def start_gateway() -> AsyncIterator[Callable[..., Awaitable[Front]]]:
             task = asyncio.create_task(server.serve(sockets=[listener]))
             stack.push_async_callback(_end, server, task)
             port = listener.getsockname()[1]
-            client = await stack.enter_async_context(aiohttp.ClientSession())
+            client = await stack.enter_async_context(aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)))
             healthy = sum(r.ready == 200 and r.model in r.models for r in replicas)
             await wait_until(lambda: sum(r.health.ready for _, r in registry.replicas()) == healthy)
             await wait_until(lambda: server.started)

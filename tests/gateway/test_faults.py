@@ -10,6 +10,7 @@ import pytest
 from aiohttp import ClientPayloadError, web
 
 from pagetide_gateway import asgi, health
+from pagetide_gateway.registry import Health
 
 
 async def begin_stream(request: web.Request, first: bytes) -> web.StreamResponse:
@@ -53,6 +54,25 @@ async def test_before_the_first_byte_another_replica_takes_over(fault, start_rep
         assert response.headers["x-pagetide-replica"] == good.name
     assert (len(bad.requests), len(good.requests)) == (1, 1)
     assert await front.metric('pagetide_gateway_retries_total{model_name="m"}') == 1
+
+
+async def answer_429(request: web.Request) -> web.StreamResponse:
+    return web.json_response({"error": {"message": "full"}}, status=429, headers={"retry-after": "7"})
+
+
+@pytest.mark.parametrize(
+    ("full", "status", "asked"),
+    [pytest.param(1, 200, 2, id="another has room"), pytest.param(4, 429, 2, id="two are full, and others not asked")],
+)
+async def test_a_full_queue_is_left_for_one_other(full, status, asked, start_replicas, start_gateway):
+    replicas = await start_replicas(4)
+    for replica in replicas[:full]:
+        replica.answer = answer_429
+    front = await start_gateway(*replicas)
+    async with front.post({"model": "m"}) as response:
+        assert response.status == status
+        assert (response.headers.get("retry-after") == "7") is (status == 429)
+    assert sum(len(r.requests) for r in replicas) == asked
 
 
 async def test_a_replica_that_is_gone_is_passed_over(start_replicas, start_gateway):
@@ -176,6 +196,35 @@ async def test_death_in_the_middle_of_a_stream_is_told_as_an_event(start_replica
     assert await front.metric('pagetide_gateway_broken_streams_total{model_name="m"}') == 1
 
 
+@pytest.mark.parametrize(
+    ("last", "is_whole"),
+    [
+        pytest.param(b"data: [DONE]\n\n", True, id="said to be over"),
+        pytest.param(b"data: 2\n\n", False, id="never said to be over"),
+    ],
+)
+async def test_a_stream_that_only_its_connection_ends_is_whole_only_if_it_says_so(last, is_whole, start_gateway):
+    """The end of such a body looks the same whether the replica is done or dead."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        kind = b"text/event-stream" if head.startswith(b"POST") else b"application/json"
+        writer.write(b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-type: " + kind + b"\r\n\r\n")
+        writer.write(b"data: 1\n\n" + last if head.startswith(b"POST") else b'{"data": []}')
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    front = await start_gateway()
+    front.registry.put("m", {"m-0": f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"})
+    front.registry.find("m").replicas["m-0"].health = Health(ready=True)
+    async with front.post({"model": "m", "stream": True}) as response:
+        text = await response.text()
+    assert text.endswith("data: [DONE]\n\n")
+    assert ('"error"' in text) is not is_whole
+    server.close()
+
+
 async def test_death_in_the_middle_of_a_large_plain_body_ends_the_connection(start_replicas, start_gateway):
     (replica,) = await start_replicas(1)
 
@@ -235,6 +284,24 @@ async def test_a_body_that_does_not_come_is_408(start_replicas, start_gateway, m
     async with asyncio.timeout(10):
         assert (await reader.readline()).startswith(b"HTTP/1.1 408 ")
         await reader.read()  # to the end of the connection
+    writer.close()
+
+
+async def test_a_body_that_comes_drop_by_drop_is_408(start_replicas, start_gateway, monkeypatch):
+    monkeypatch.setattr(asgi, "BODY_TIMEOUT_S", 0.3)
+    front = await start_gateway(*await start_replicas(1), max_body=1000)
+    reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 900\r\n\r\n")
+
+    async def drip() -> None:
+        while True:
+            writer.write(b" ")
+            await asyncio.sleep(0.05)
+
+    dripping = asyncio.create_task(drip())
+    async with asyncio.timeout(10):
+        assert (await reader.readline()).startswith(b"HTTP/1.1 408 ")
+    dripping.cancel()
     writer.close()
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from pagetide_gateway.health import MISSES_ALLOWED, MISSES_LOST, Poll, cards_in, is_lost, judge
-from pagetide_gateway.main import main, registry_of
-from pagetide_gateway.registry import Health, Registry, Replica
-from pagetide_gateway.routing import Ask, RoundRobin
+from pagetide_gateway.main import main
+from pagetide_gateway.options import registry_of
+from pagetide_gateway.registry import Health, Registry
 from pagetide_spec.errors import SettingError
 from pagetide_spec.metrics import GATEWAY_METRICS
 
@@ -56,29 +56,6 @@ def test_is_lost(health, poll, expected):
     assert is_lost(health, poll) == expected
 
 
-def replicas(*names: str) -> list[Replica]:
-    return [Replica(name, f"http://{name}") for name in names]
-
-
-def choices(router: RoundRobin, *candidates: list[Replica], model: str = "m") -> str:
-    return "".join(router.choose(Ask(model, "/", b""), c).name for c in candidates)
-
-
-def test_round_robin_takes_each_in_turn():
-    abc = replicas("a", "b", "c")
-    assert choices(RoundRobin(), *[abc] * 7) == "abcabca"
-
-
-def test_round_robin_is_not_thrown_off_by_one_that_comes_and_goes():
-    abc, ac = replicas("a", "b", "c"), replicas("a", "c")
-    assert choices(RoundRobin(), abc, ac, ac, abc, abc) == "acabc"
-
-
-def test_round_robin_counts_for_each_model_alone():
-    router, ab = RoundRobin(), replicas("a", "b")
-    assert choices(router, ab, model="x") + choices(router, ab, model="y") + choices(router, ab, model="x") == "aab"
-
-
 def test_put_keeps_what_is_known_of_those_that_stay():
     registry = Registry()
     registry.put("m", {"a": "http://1", "b": "http://2"})
@@ -89,6 +66,19 @@ def test_put_keeps_what_is_known_of_those_that_stay():
     assert now["a"] is kept
     assert not now["b"].health.ready, "another address is another process"
     assert registry.find("m").available() == [kept]
+
+
+def test_a_service_that_gets_another_model_is_another_service():
+    registry = Registry()
+
+    async def wake():
+        raise AssertionError("nobody asks")
+
+    before = registry.put("ns/a", {"p": "http://1"}, served="old", wake=wake)
+    after = registry.put("ns/a", {"p": "http://1"}, served="new", wake=wake)
+    assert registry.find("old") is None
+    assert registry.find("new") is after is not before
+    assert before.wake is None, "those who wait for the old model are told"
 
 
 def test_draining_replicas_are_not_available():

@@ -42,16 +42,17 @@ def test_lint():
 @needs_helm
 def test_roles_are_those_of_the_manifests():
     found = rendered("--kube-version=1.30.0")
-    for document in yaml.safe_load_all((ROOT / "manifests/rbac.yaml").read_text()):
-        if "rules" in document:
-            assert found[document["kind"], document["metadata"]["name"]]["rules"] == document["rules"]
+    for name in ("rbac", "gateway"):
+        for document in yaml.safe_load_all((ROOT / f"manifests/{name}.yaml").read_text()):
+            if "rules" in document:
+                assert found[document["kind"], document["metadata"]["name"]]["rules"] == document["rules"]
 
 
 @needs_helm
 @pytest.mark.parametrize("name", ["operator", "gateway"])
 def test_workloads_are_those_of_the_manifests(name):
     ours = next(yaml.safe_load_all((ROOT / f"manifests/{name}.yaml").read_text()))["spec"]
-    found = rendered("--kube-version=1.30.0", "--set", "gateway.enabled=true")["Deployment", f"pagetide-{name}"]["spec"]
+    found = rendered("--kube-version=1.30.0")["Deployment", f"pagetide-{name}"]["spec"]
     (container,), (wanted,) = (s["template"]["spec"].pop("containers") for s in (found, ours))
     assert found["template"]["spec"] == ours["template"]["spec"]
     assert found["selector"] == ours["selector"]
@@ -73,8 +74,27 @@ def test_rules_are_left_out_where_the_server_knows_none(version, has_rules):
 def test_with_namespaces_there_are_no_rights_beyond_them():
     found = rendered("--kube-version=1.30.0", "--set", "operator.namespaces={a,b}")
     assert not [kind for kind, _ in found if kind.startswith("ClusterRole")]
-    (container,) = found["Deployment", "pagetide-operator"]["spec"]["template"]["spec"]["containers"]
-    assert {"--namespace=a", "--namespace=b"} <= set(container["args"])
+    for name in ("operator", "gateway"):
+        (container,) = found["Deployment", f"pagetide-{name}"]["spec"]["template"]["spec"]["containers"]
+        assert {"--namespace=a", "--namespace=b"} <= set(container["args"])
+
+
+@needs_helm
+def test_keys_of_the_gateway_come_from_a_secret():
+    found = rendered("--kube-version=1.30.0", "--set", "gateway.apiKeysSecret=clients")
+    pod = found["Deployment", "pagetide-gateway"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    (volume,) = [v for v in pod["volumes"] if v.get("secret", {}).get("secretName") == "clients"]
+    (mount,) = [m for m in container["volumeMounts"] if m["name"] == volume["name"]]
+    assert f"--api-keys={mount['mountPath']}" in container["args"]
+
+
+@needs_helm
+@pytest.mark.parametrize(("version", "api"), [("1.20.0", "policy/v1beta1"), ("1.30.0", "policy/v1")])
+def test_the_gateways_budget_has_the_version_of_the_cluster(version, api):
+    found = rendered(f"--kube-version={version}")
+    assert found["PodDisruptionBudget", "pagetide-gateway"]["apiVersion"] == api
+    assert ("PodDisruptionBudget", "pagetide-gateway") not in rendered("--set", "gateway.replicas=1")
 
 
 @needs_helm
@@ -110,6 +130,6 @@ def test_every_value_is_in_the_schema_and_the_other_way_round():
 
 @needs_helm
 def test_every_part_can_be_left_out():
-    found = rendered("--kube-version=1.30.0", "--set", "crds.install=false")
+    found = rendered("--kube-version=1.30.0", "--set", "crds.install=false,gateway.enabled=false")
     assert not [name for _, name in found if "gateway" in name]
     assert not [kind for kind, _ in found if kind == "CustomResourceDefinition"]

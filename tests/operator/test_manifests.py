@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pagetide_gateway.main import parser as gateway_parser
+from pagetide_gateway.options import parser as gateway_parser
 from pagetide_operator.kinds import CHILDREN, OPTIONAL
 from pagetide_operator.leader import NAME as LEASE
 from pagetide_operator.main import DEFAULT_IMAGE, options_from, parser
@@ -31,8 +31,7 @@ def find(name, kind, of):
 
 def test_the_kustomization_installs_every_manifest_that_works_as_it_is():
     listed = set(yaml.safe_load((MANIFESTS / "kustomization.yaml").read_text())["resources"])
-    # The gateway serves nothing before somebody names services in its flags.
-    assert listed == {p.name for p in MANIFESTS.glob("*.yaml")} - {"kustomization.yaml", "gateway.yaml"}
+    assert listed == {p.name for p in MANIFESTS.glob("*.yaml")} - {"kustomization.yaml"}
 
 
 @pytest.mark.parametrize("path", sorted((MANIFESTS / "samples").glob("*.yaml")), ids=lambda p: p.name)
@@ -58,8 +57,14 @@ def test_the_operator_may_do_what_it_does_to_each_kind_and_no_more():
 
 
 def test_no_role_reads_secrets_or_allows_everything():
-    rules = [r for d in documents("rbac.yaml") for r in d.get("rules", [])]
+    rules = [r for name in ("rbac.yaml", "gateway.yaml") for d in documents(name) for r in d.get("rules", [])]
     assert not [r for r in rules if "secrets" in r["resources"] or "*" in str(r)]
+
+
+def test_the_gateway_may_look_at_services_and_pods_and_wake_services():
+    (rule, pods) = find("gateway.yaml", "ClusterRole", "pagetide-gateway")["rules"]
+    assert rule == {"apiGroups": [GROUP], "resources": [PLURAL], "verbs": ["list", "watch", "patch"]}
+    assert pods == {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]}
 
 
 def test_the_lease_of_the_role_is_the_one_of_the_code():

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import concurrent.futures
 import io
+import json
 import logging
 import math
 import os
+import shutil
 import signal
 import sys
+import time
 from statistics import fmean
 
 import numpy as np
@@ -16,11 +19,11 @@ import pytest
 
 from pagetide_server import LLM, SamplingParams
 from pagetide_server.engine.core import EngineCore
-from pagetide_server.engine.messages import AbortRequest, AddRequest, Structure
 from pagetide_server.engine.scheduler import Scheduler
 from pagetide_server.engine.tables import BlockTables
 from pagetide_server.results import GenerationError
 from pagetide_server.text.chat import ChatTemplateError, render
+from pagetide_server.wire.messages import AbortRequest, AddRequest, Structure
 from pagetide_spec.errors import PagetideError, SettingError
 
 SETTINGS = {"dtype": "float32", "kv_cache_memory_gib": 0.01, "max_num_seqs": 16}
@@ -154,6 +157,8 @@ def test_wrong_prompts_and_counts(llm, prompts, params, said):
         pytest.param({"n": True}, "n: True: must be a whole number", id="a bool for a number"),
         pytest.param({"n": 3, "best_of": 2}, "best_of: 2: must lie between 3 and 16", id="fewer than wanted"),
         pytest.param({"top_p": 0.0}, "top_p: 0.0: must be above 0", id="no probability at all"),
+        pytest.param({"repetition_penalty": 0}, "repetition_penalty: 0.0: must lie between 1e-06", id="a penalty of 0"),
+        pytest.param({"repetition_penalty": 1e-30}, "repetition_penalty: 1e-30: must lie", id="a penalty of no size"),
         pytest.param({"top_k": -2}, "top_k: -2: must lie between -1", id="top_k below -1"),
         pytest.param({"max_tokens": -1}, "max_tokens: -1: must lie between 0", id="a negative length"),
         pytest.param({"min_tokens": 9, "max_tokens": 8}, "min_tokens: 9: must lie between 0 and 8", id="min over max"),
@@ -259,6 +264,18 @@ def test_a_prompt_that_fills_the_window_may_only_be_scored(llm):
     assert len(llm.generate([[5] * 512], params)[0].prompt_logprobs) == 512
 
 
+@pytest.mark.parametrize(
+    "prompts",
+    [
+        pytest.param(lambda: iter([5, 6]), id="an iterator of ids"),
+        pytest.param(lambda: iter([[5, 6]]), id="an iterator of prompts"),
+        pytest.param(lambda: [iter([5, 6])], id="a list of iterators"),
+    ],
+)
+def test_iterators_are_read_once(llm, prompts):
+    assert [r.prompt_token_ids for r in llm.generate(prompts(), GREEDY)] == [[5, 6]]
+
+
 def test_rows_of_an_array_are_prompts(llm):
     results = llm.generate(np.array([[5, 6], [7, 8]]), GREEDY)
     assert [r.prompt_token_ids for r in results] == [[5, 6], [7, 8]]
@@ -271,6 +288,35 @@ def test_a_structured_answer(llm):
     assert {r.outputs[0].finish_reason for r in results} == {"stop"}
     with pytest.raises(GenerationError, match="json"):
         llm.generate([5], SamplingParams(structure=Structure(kind="json", value='{"type": "nothing"}')))
+
+
+@pytest.mark.parametrize(
+    ("stated", "ends"),
+    [
+        pytest.param([5, -1, 10**9], [5], id="those without a logit are left out"),
+        pytest.param([], [2], id="none: the tokenizer's own"),
+        pytest.param(5, [5], id="another one than the tokenizer's own"),
+    ],
+)
+def test_end_tokens_of_the_model(tiny_model, tmp_path, stated, ends):
+    folder = shutil.copytree(tiny_model("llama"), tmp_path / "m")
+    generation = json.loads((folder / "generation_config.json").read_text())
+    (folder / "generation_config.json").write_text(json.dumps(generation | {"eos_token_id": stated}))
+    with LLM(str(folder), **SETTINGS) as llm:
+        (structured,) = llm.generate([[5, 6]], SamplingParams(structure=regex("[a-z]{3}"), max_tokens=9, seed=1))
+        assert structured.outputs[0].finish_reason == "stop"
+        assert [structured.outputs[0].token_ids[-1]] == ends
+        likely = greedy(logit_bias={ends[0]: 100.0}, ignore_eos=False)
+        assert len(llm.generate([[5, 6]], likely)[0].outputs[0].token_ids) == 1
+        held_off = greedy(logit_bias={ends[0]: 100.0}, ignore_eos=False, min_tokens=3)
+        assert all(len(r.outputs[0].token_ids) == 4 for r in llm.generate([[5], [6]], held_off))
+
+
+def test_the_end_of_a_structure_is_not_repeated_for_min_tokens(llm):
+    choice = Structure(kind="choice", value='["a"]')
+    (result,) = llm.generate([[5, 6]], SamplingParams(structure=choice, min_tokens=5, max_tokens=9))
+    assert (result.outputs[0].text, result.outputs[0].finish_reason) == ("a", "stop")
+    assert len(result.outputs[0].token_ids) == 2
 
 
 def test_chat_goes_through_the_template(llm):
@@ -286,6 +332,20 @@ def test_chat_goes_through_the_template(llm):
 
 
 # ---- life and failures
+
+
+@pytest.mark.parametrize(
+    "conversations",
+    [
+        pytest.param("hello", id="a text"),
+        pytest.param(["hello"], id="a list of texts"),
+        pytest.param(None, id="None"),
+        pytest.param([{"role": "user", "content": "hello"}, "and"], id="a text behind a message"),
+    ],
+)
+def test_what_is_no_conversation_is_refused(llm, conversations):
+    with pytest.raises(SettingError, match=r"messages: .*must be a list of messages such as"):
+        llm.chat(conversations, GREEDY)
 
 
 def test_variables_go_to_the_template(tiny_model):
@@ -346,7 +406,8 @@ def test_ctrl_c_waits_for_the_end_of_a_step(llm, monkeypatch, interruptible, own
     plain, ended = getattr(owner, method), []
 
     def interrupted(*args, **kwargs):
-        os.kill(os.getpid(), signal.SIGINT)
+        if not ended:
+            os.kill(os.getpid(), signal.SIGINT)
         result = plain(*args, **kwargs)
         ended.append(method)
         return result
@@ -362,6 +423,20 @@ def test_ctrl_c_waits_for_the_end_of_a_step(llm, monkeypatch, interruptible, own
     assert llm.generate([5, 6, 7], GREEDY)[0].outputs == expected
 
 
+def test_a_second_ctrl_c_breaks_a_step_that_hangs(tiny_model, monkeypatch, interruptible):
+    def hangs(step):
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(60)
+
+    llm = LLM(str(tiny_model("llama")), **SETTINGS)
+    monkeypatch.setattr(llm._core._runner, "execute", hangs)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate([5, 6, 7], GREEDY)
+    with pytest.raises(PagetideError, match="this LLM is closed"):
+        llm.generate([5, 6, 7], GREEDY)
+
+
 def test_an_exception_while_blocks_are_told_of_loses_none(llm, monkeypatch):
     def broken(tables, event, sequence, blocks):
         if blocks:
@@ -375,6 +450,14 @@ def test_an_exception_while_blocks_are_told_of_loses_none(llm, monkeypatch):
     assert llm.stats.blocks_used == 1
     llm._core.abort(AbortRequest("a"))
     assert (llm.stats.blocks_used, llm._core._open) == (0, {})
+
+
+def test_callers_in_several_threads_wait_for_each_other(llm):
+    prompts = [[5 + i, 6, 7] for i in range(6)]
+    expected = [llm.generate(p, GREEDY)[0].outputs for p in prompts]
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(lambda p: llm.generate(p, GREEDY)[0].outputs, prompts))
+    assert found == expected
 
 
 def test_a_thread_of_the_callers_may_generate(llm):
@@ -408,6 +491,13 @@ class Terminal(io.StringIO):
         return True
 
 
+def _be_a_terminal(monkeypatch, stream):
+    for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", stream())
+
+
 @pytest.mark.parametrize(
     ("stream", "prompts", "wanted", "shown"),
     [
@@ -418,14 +508,24 @@ class Terminal(io.StringIO):
     ],
 )
 def test_the_progress_bar(llm, monkeypatch, stream, prompts, wanted, shown):
-    for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(sys, "stderr", stream())
+    _be_a_terminal(monkeypatch, stream)
     llm.generate([[5 + i] for i in range(prompts)], GREEDY, progress=wanted)
     written = sys.stderr.getvalue()
     assert (f"{prompts}/{prompts}" in written) == shown
     assert bool(written) == shown
+
+
+def test_loading_shows_a_bar_on_a_terminal(tiny_model, monkeypatch):
+    _be_a_terminal(monkeypatch, Terminal)
+    LLM(str(tiny_model("llama")), **SETTINGS).close()
+    assert "loading weights" in sys.stderr.getvalue()
+
+
+def test_loading_is_logged_elsewhere(tiny_model, caplog):
+    LLM(str(tiny_model("llama")), **SETTINGS).close()
+    stages = [r.getMessage() for r in caplog.records if r.getMessage().startswith("loading: ")]
+    assert "loading: loading weights 0%" in stages
+    assert stages[-1] == "loading: loading weights 100%"
 
 
 def test_blocks_are_logged_if_asked_for(tiny_model, caplog):

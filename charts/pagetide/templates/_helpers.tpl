@@ -40,6 +40,10 @@ priorityClassName: {{ . }}
 volumes:
   - name: tmp
     emptyDir: {}
+{{- with .values.apiKeysSecret }}
+  - name: api-keys
+    secret: {secretName: {{ . }}}
+{{- end }}
 {{- end }}
 
 {{- define "pagetide.container" -}}
@@ -60,6 +64,9 @@ securityContext:
   capabilities: {drop: [ALL]}
 volumeMounts:
   - {name: tmp, mountPath: /tmp}
+{{- if .values.apiKeysSecret }}
+  - {name: api-keys, mountPath: /etc/pagetide/api-keys, readOnly: true}
+{{- end }}
 {{- end }}
 
 {{- define "pagetide.operatorRules" -}}
@@ -90,4 +97,13 @@ volumeMounts:
 - apiGroups: [""]
   resources: [events]
   verbs: [create]
+{{- end }}
+
+{{- define "pagetide.gatewayRules" -}}
+- apiGroups: [pagetide.dev]
+  resources: [inferenceservices]
+  verbs: [list, watch, patch]
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [list, watch]
 {{- end }}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..engine.messages import SamplingParams, SequenceOutput
 from ..text.answer import Answer, Delta
 from ..text.tokenizer import Tokenizer
+from ..wire.messages import SamplingParams, SequenceOutput
 from .record import Record
 
 

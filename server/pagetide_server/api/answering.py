@@ -11,7 +11,7 @@ from starlette.types import Send
 
 from pagetide_spec.names import HEADER_REQUEST_ID
 
-from ..engine.client import Prompt
+from ..process.client import Prompt
 from ..text.answer import Delta
 from ..text.tokenizer import Tokenizer
 from .context import Context, context_of

@@ -7,7 +7,7 @@ import time
 from fastapi import APIRouter, Request
 from msgspec import UNSET
 
-from ..engine.client import Prompt
+from ..process.client import Prompt
 from ..text.answer import Delta, best
 from .answering import answer
 from .context import Context, new_id

@@ -10,8 +10,8 @@ from fastapi import Request
 
 from pagetide_spec.config import EngineConfig
 
-from ..engine.client import EngineClient
-from ..model.files import locate
+from ..checkpoint.files import locate
+from ..process.client import EngineClient
 from .errors import ApiError, unavailable
 from .lifecycle import Lifecycle
 from .metrics import ServerMetrics

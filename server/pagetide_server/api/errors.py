@@ -16,8 +16,8 @@ from starlette.requests import ClientDisconnect, Request
 
 from pagetide_spec.errors import PagetideError, shorten
 
-from ..engine.client import EngineDead
-from ..engine.messages import SequenceOutput
+from ..process.client import EngineDead
+from ..wire.messages import SequenceOutput
 
 log = logging.getLogger(__name__)
 

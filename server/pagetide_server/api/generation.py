@@ -7,12 +7,12 @@ import dataclasses
 import time
 from collections.abc import Iterator, Sequence
 
-from ..engine.client import EngineClient, Prompt
-from ..engine.failures import EngineDead
-from ..engine.mailbox import Mailbox
-from ..engine.messages import SequenceOutput, TokenLogprobs
+from ..process.client import EngineClient, Prompt
+from ..process.mailbox import Mailbox
 from ..text.answer import Delta, joined
 from ..text.tokenizer import Tokenizer
+from ..wire.faults import EngineDead
+from ..wire.messages import SequenceOutput, TokenLogprobs
 from .answer import RecordedAnswer
 from .errors import ApiError, refusal
 from .metrics import ServerMetrics

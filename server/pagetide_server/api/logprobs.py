@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from ..engine.messages import TokenLogprobs
 from ..text.tokenizer import Tokenizer
+from ..wire.messages import TokenLogprobs
 
 # JSON has no -Infinity; OpenAI writes this for a token that cannot come.
 LOWEST = -9999.0

@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 
 from pagetide_spec.metrics import FINISH_REASONS, SERVER_METRICS, VLLM_METRICS, Metric
 
-from ..engine.messages import EngineStats, Ready, StepOutput
+from ..wire.messages import EngineStats, Ready, StepOutput
 from .histogram import Histogram
 
 Labels = tuple[str, ...]

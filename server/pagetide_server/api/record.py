@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from ..engine.messages import SequenceOutput
+from ..wire.messages import SequenceOutput
 from .metrics import ServerMetrics
 
 

@@ -18,16 +18,16 @@ import uvicorn
 from pagetide_spec.config import EngineConfig
 from pagetide_spec.errors import PagetideError, SettingError
 
-from ..engine.client import EngineClient, EngineFailed
-from ..engine.launch import DEFAULT_CORE, EXIT_SETTING, EXIT_START
+from ..process.client import EngineClient, EngineFailed
+from ..progress import LoadingProgress
 from ..text.chat import Templates, configured
 from ..text.tokenizer import Tokenizer
+from ..wire.launch import DEFAULT_CORE, EXIT_SETTING, EXIT_START
 from .app import create_app
 from .connections import TimedProtocol
 from .context import Context, served_name
 from .lifecycle import Lifecycle
 from .metrics import ServerMetrics
-from .progress import LoadingProgress
 from .prompts import Prompter
 from .sockets import shown_address
 from .tracing import tracing
@@ -70,7 +70,7 @@ class Server:
         self._last_signal = signal.SIGTERM
 
     async def run(self, listener: socket.socket) -> int:
-        """Serve on a listening socket; the exit code (launch.py, and 128 + signal after a second signal)."""
+        """Serve on a listening socket; the exit code (wire/launch.py, and 128 + signal after a second signal)."""
         self._set_up()
         self._signalled, self._hurried = asyncio.Event(), asyncio.Event()
         loop = asyncio.get_running_loop()

@@ -10,8 +10,8 @@ import msgspec
 
 from pagetide_spec.config import EngineConfig
 
-from ..engine.messages import SamplingParams, Structure, TokenLogprobs
 from ..text.answer import Delta
+from ..wire.messages import SamplingParams, Structure, TokenLogprobs
 from .errors import invalid, wrong
 from .parts import Parts, TextParser
 from .prompts import Prompter

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from ..engine.messages import Structure
+from ..wire.messages import Structure
 from .errors import invalid, wrong
 from .protocol import SamplingFields, StructuredOutputs
 

@@ -6,7 +6,7 @@ import dataclasses
 
 import msgspec
 
-from ..engine.messages import SamplingParams
+from ..wire.messages import SamplingParams
 from .errors import invalid, wrong
 from .protocol import ChatRequest, CompletionRequest, SamplingFields
 from .structures import structure_of

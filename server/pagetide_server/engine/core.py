@@ -6,13 +6,23 @@ import logging
 import time
 from typing import Any
 
-from pagetide_spec.errors import PagetideError, SettingError
+from pagetide_spec.errors import PagetideError
 
+from ..wire.messages import (
+    AbortRequest,
+    AddRequest,
+    EngineStats,
+    ErrorKind,
+    Ready,
+    SequenceOutput,
+    StepOutput,
+    TokenLogprobs,
+)
 from . import isolation
-from .messages import AbortRequest, AddRequest, EngineStats, ErrorKind, Ready, SequenceOutput, StepOutput, TokenLogprobs
+from .faults import Busy, DeviceLost, RequestFault
+from .grammar_queue import GrammarQueue
 from .open_request import OpenRequest
-from .params import check_token_ids
-from .roles import Compiler, DeviceLost, RequestFault, Runner, Sampler
+from .roles import Compiler, Runner, Sampler
 from .scheduler import RequestRefused, Scheduler, Settled
 from .sequence import Sequence, Status, Step
 
@@ -35,11 +45,11 @@ class EngineCore:
     def __init__(
         self, scheduler: Scheduler, runner: Runner, sampler: Sampler, compiler: Compiler, ready: Ready
     ) -> None:
-        self._scheduler, self._runner, self._sampler, self._compiler = scheduler, runner, sampler, compiler
+        self._scheduler, self._runner, self._sampler = scheduler, runner, sampler
         self.ready = ready
         self._open: dict[str, OpenRequest] = {}
-        # Those of `_open` that wait for their grammar.
-        self._compiling: dict[str, OpenRequest] = {}
+        # Some of `_open`.
+        self._compiling = GrammarQueue(compiler)
 
     # ---- requests in
 
@@ -48,47 +58,35 @@ class EngineCore:
         if request.request_id in self._open:
             return [_error(request.request_id, 0, f"request id {request.request_id!r} is in use", "invalid")]
         try:
-            check_token_ids(request.prompt_token_ids, self.ready.vocab_size, "prompt")
             self._scheduler.check(request, waiting_elsewhere=len(self._compiling))
-        except SettingError as error:
-            return [_error(request.request_id, 0, str(error), "invalid")]
         except RequestRefused as error:
             return [_error(request.request_id, 0, str(error), error.kind)]
-        entry = self._open[request.request_id] = OpenRequest(request)
-        try:
-            if request.params.structure is None:
-                self._scheduler.admit(request)
-            else:
-                entry.compilation = self._compiler.compile(request.params.structure)
-                self._compiling[request.request_id] = entry
-        except BaseException:  # an interrupt, too: nobody could end what neither waits nor is compiled
-            del self._open[request.request_id]
-            self._compiling.pop(request.request_id, None)
-            self._scheduler.abort(request.request_id)
-            raise
+        entry = self._open[request.request_id] = OpenRequest(request, self._scheduler.reserve())
+        if request.params.structure is None:
+            self._scheduler.admit(request, entry.place)
+        else:
+            self._compiling.put(entry)
         return []
 
     def abort(self, message: AbortRequest) -> list[SequenceOutput]:
         """End a request or one of its sequences now; the last output of each sequence that ended by it."""
-        entry = self._compiling.get(message.request_id)
-        if entry is not None:
-            indices = entry.withdraw(message.index)
-            if not entry.left:
-                del self._compiling[message.request_id], self._open[message.request_id]
-        else:
+        indices = self._compiling.withdraw(message.request_id, message.index)
+        if indices is None:
             ended = self._scheduler.abort(message.request_id, message.index)
             for sequence in ended:
                 self._close(sequence)
             indices = [s.index for s in ended]
+        elif not self._open[message.request_id].left:
+            del self._open[message.request_id]
         return [SequenceOutput(request_id=message.request_id, index=i, finish_reason=message.reason) for i in indices]
 
     def has_work(self) -> bool:
         """Whether a step would do something now."""
-        return self._scheduler.has_work() or any(_is_compiled(entry) for entry in self._compiling.values())
+        return self._scheduler.has_work() or self._compiling.has_compiled()
 
     def is_waiting(self) -> bool:
         """Whether a request waits for its grammar to be compiled."""
-        return bool(self._compiling)
+        return len(self._compiling) > 0
 
     # ---- one step
 
@@ -103,7 +101,7 @@ class EngineCore:
         step = self._scheduler.schedule()
         for leader in step.started:
             self._open[leader.request_id].scheduled = started
-        if step:
+        if step.rows:
             outputs += self._compute(step)
         now = time.monotonic()
         return StepOutput(
@@ -117,7 +115,7 @@ class EngineCore:
 
     def close(self) -> None:
         """End the threads that compile grammars, and log what the prompts had in common."""
-        self._compiler.close()
+        self._compiling.close()
         if self._scheduler.prefix_lengths.prompts:
             log.info("block_size: %s", self._scheduler.prefix_lengths.summary())
 
@@ -125,25 +123,28 @@ class EngineCore:
         """State and totals as of now."""
         stats = self._scheduler.stats()
         stats.waiting += len(self._compiling)
+        arrivals = [a for a in (stats.oldest_arrival, self._compiling.oldest_arrival) if a is not None]
+        stats.oldest_arrival = min(arrivals, default=None)
         return stats
 
     def _admit_compiled(self) -> list[SequenceOutput]:
         """Hand the requests whose grammar is ready to the scheduler."""
         outputs = []
-        for request_id, entry in [item for item in self._compiling.items() if _is_compiled(item[1])]:
-            del self._compiling[request_id]
+        for entry in self._compiling.take_compiled():
+            request_id = entry.request.request_id
             assert entry.compilation is not None
             try:
                 entry.grammar = entry.compilation.result()
             except Exception as error:
                 del self._open[request_id]
                 if isinstance(error, PagetideError):
-                    outputs.append(_error(request_id, 0, _text(error), "invalid"))
+                    kind: ErrorKind = "queue_full" if isinstance(error, Busy) else "invalid"
+                    outputs.append(_error(request_id, 0, _text(error), kind))
                 else:
                     log.exception("the structure of request %s could not be compiled", request_id)
                     outputs += [_error(request_id, i, _text(error), "engine") for i in entry.withdraw(None)]
                 continue
-            self._scheduler.admit(entry.request)
+            self._scheduler.admit(entry.request, entry.place)
             for index in entry.withdrawn:
                 self._scheduler.abort(request_id, index)
         return outputs
@@ -159,10 +160,7 @@ class EngineCore:
             raise
         except Exception as error:  # whatever a model raises must not take the other requests along
             log.exception("a step failed; its %d sequences end with an error", len(step.rows))
-            # What was on its way to host memory may be lost; who is to be recomputed has lost nothing.
-            moved = [s for s in step.preempted if s.status is Status.SWAPPED]
-            touched = [s for row in step.rows for s in (row.sequence, *row.siblings)] + moved
-            return self._fail_all([(s, error) for s in touched])
+            return self._fail_all([(s, error) for s in step.touched()])
         outputs = self._fail_all(problems + [(sequences[row], error) for row, error in chosen.errors.items()])
         logprobs = {id(s): found for s, found in zip(sequences, chosen.logprobs, strict=True) if found is not None}
         for settled in self._scheduler.settle(step, chosen.token_ids):
@@ -235,10 +233,6 @@ class EngineCore:
         entry.left -= 1
         if entry.left <= 0:
             del self._open[sequence.request_id]
-
-
-def _is_compiled(entry: OpenRequest) -> bool:
-    return entry.compilation is not None and entry.compilation.done()
 
 
 def _text(error: object) -> str:

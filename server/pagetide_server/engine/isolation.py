@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from typing import Any
 
-from .messages import TokenLogprobs
-from .roles import Grammar, Runner, Sampler, structure_fault
+from .roles import Grammar, Runner, Sampler
+from .sampling.sampled import NO_TOKEN, Sampled
 from .sequence import Sequence, Step
 
 log = logging.getLogger(__name__)
 
-NO_TOKEN = -1
 
-
-@dataclasses.dataclass(slots=True)
-class Choices:
-    """What was sampled for the sequences of a step, row by row; `errors` is row to what went wrong."""
-
-    token_ids: list[int]
-    logprobs: list[TokenLogprobs | None]
-    errors: dict[int, object]
-
-
-def sample(runner: Runner, sampler: Sampler, step: Step, logits: Any) -> Choices:
+def sample(runner: Runner, sampler: Sampler, step: Step, logits: Any) -> Sampled:
     """Sample for `step.sampling()`, all at once; if that raises, each alone."""
     sequences = step.sampling()
     try:
@@ -32,17 +20,17 @@ def sample(runner: Runner, sampler: Sampler, step: Step, logits: Any) -> Choices
     except Exception:
         log.exception("sampling %d sequences at once failed; each is sampled alone", len(sequences))
     else:
-        return Choices(sampled.token_ids, sampled.logprobs, dict(sampled.errors))
+        return sampled
     # The sampler may have changed the logits. Computing them again writes the same keys and values as before; blocks
     # must not be moved twice.
     logits = runner.execute(Step(rows=step.rows)).sampling
-    choices = Choices([NO_TOKEN] * len(sequences), [None] * len(sequences), {})
+    choices = Sampled([NO_TOKEN] * len(sequences), [None] * len(sequences), {})
     for row, sequence in enumerate(sequences):
         _sample_one(sampler, logits[row : row + 1], sequence, row, choices)
     return choices
 
 
-def _sample_one(sampler: Sampler, logits: Any, sequence: Sequence, row: int, choices: Choices) -> None:
+def _sample_one(sampler: Sampler, logits: Any, sequence: Sequence, row: int, choices: Sampled) -> None:
     try:
         sampled = sampler.sample(logits, [sequence])
     except Exception as error:
@@ -75,7 +63,7 @@ def advance(sequence: Sequence, token_id: int | None) -> object | None:
         if accepted:
             return None
         # Its masks hold such tokens off: it stopped at a limit of its own, or (with no error) is broken.
-        return structure_fault(sequence.matcher) if sequence.matcher.error else f"it does not allow token {token_id}"
+        return sequence.matcher.fault or f"it does not allow token {token_id}"
     except Exception as error:
         log.exception("the matcher of %r failed", sequence)
         return error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
-from .messages import AddRequest, SamplingParams
+from ..wire.messages import AddRequest, SamplingParams
 
 MAX_SCORED_TOKENS = 256
 
@@ -16,6 +16,7 @@ class SchedulerConfig:
 
     Attributes:
         num_blocks, num_swap_blocks: KV blocks on the device and in host memory.
+        vocab_size: ids that tokens may have; at most 2**32, since keys of the prefix cache pack them into 32 bits.
         max_scored_tokens: prompt tokens a step whose log probabilities are wanted (`prompt_logprobs`). Each of them
             brings a whole row of logits: a step of 8,192 over a vocabulary of 262,144 would take 8 GiB, 256 take 0.25.
         watermark: part of the blocks that an admission leaves free while others run, so that their next tokens do
@@ -35,6 +36,7 @@ class SchedulerConfig:
     policy: Literal["fcfs", "priority"] = "fcfs"
     preemption_mode: Literal["auto", "swap", "recompute"] = "auto"
     max_queue_len: int = 1024
+    vocab_size: int = 2**32
     eos_token_ids: frozenset[int] = frozenset()
     max_scored_tokens: int = MAX_SCORED_TOKENS
     watermark: float = 0.01
@@ -89,10 +91,9 @@ def _length_problem(request: AddRequest, config: SchedulerConfig) -> str | None:
     window, memory = config.max_model_len, config.capacity_tokens
     if prompt == 0:
         return "the prompt has no token; give at least one"
-    # The vocabulary is checked before; this keeps the step loop safe, which packs ids into 32 bits.
     for token_id in (min(request.prompt_token_ids), max(request.prompt_token_ids)):
-        if not 0 <= token_id < 2**32:
-            return f"the prompt has the token id {token_id}; ids are at least 0 and less than 2**32"
+        if not 0 <= token_id < config.vocab_size:
+            return f"the prompt has the token id {token_id}; ids are at least 0 and less than {config.vocab_size}"
     if prompt + (asked != 0) > window:
         room = "" if asked == 0 else " and one token of the answer"
         return f"the prompt has {prompt} tokens, which{room} must fit in max_model_len of {window}; shorten the prompt"

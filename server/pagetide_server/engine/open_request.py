@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ..wire.messages import AddRequest, TokenLogprobs
 from .limits import answers
-from .messages import AddRequest, TokenLogprobs
 from .roles import Compilation, Grammar
 from .sequence import Row
 
@@ -12,16 +12,17 @@ class OpenRequest:
     """One request in the engine.
 
     Attributes:
+        place: its place in the order of arrival, however long its grammar takes: random numbers depend on it.
         left: answers that have not ended.
         scheduled: time of its first step, 0 before.
         compilation: its grammar on the way; None for a request without structure, and once it is there.
         withdrawn: answers that were aborted while the grammar was compiled, before the scheduler knew of them.
     """
 
-    __slots__ = ("_scored", "compilation", "grammar", "left", "request", "scheduled", "withdrawn")
+    __slots__ = ("_scored", "compilation", "grammar", "left", "place", "request", "scheduled", "withdrawn")
 
-    def __init__(self, request: AddRequest, compilation: Compilation | None = None) -> None:
-        self.request, self.compilation = request, compilation
+    def __init__(self, request: AddRequest, place: int, compilation: Compilation | None = None) -> None:
+        self.request, self.place, self.compilation = request, place, compilation
         self.left = answers(request.params)
         self.scheduled = 0.0
         self.grammar: Grammar | None = None

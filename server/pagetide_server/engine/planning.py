@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import collections
-
 from .filling import Filling
 from .limits import SchedulerConfig
 from .queues import Queues
 from .sequence import Row, Sequence, Status, Step
 from .tables import BlockTables
 from .totals import Totals
+from .victims import Joining, count_victims, owed
 
 
 class StepPlan:
@@ -97,7 +96,7 @@ class StepPlan:
             self._extend(sequence, start + count)
             self._add_prompt(sequence, count)
         self.is_short |= count < wanted
-        self.promised += self._owed(sequence)
+        self.promised += owed(sequence, self.tables)
 
     def _share(self, sequence: Sequence, start: int) -> int:
         """Tokens of a prompt to compute now, of those left in the budgets; 0 if it must be whole and is longer."""
@@ -112,10 +111,6 @@ class StepPlan:
     def _reach(self, sequence: Sequence) -> int:
         """Tokens that the sequence's blocks and the available ones can hold."""
         return (len(sequence.blocks) + self.tables.device.available) * self.config.block_size
-
-    def _owed(self, sequence: Sequence) -> int:
-        """Blocks that a sequence will need for its prompt and the answers yet to join."""
-        return max(0, self.tables.blocks_for(len(sequence.tokens)) - len(sequence.blocks)) + len(sequence.pending)
 
     def _make_room(self, sequence: Sequence, length: int, at: int) -> bool:
         """Make `sequence`, at place `at`, writable up to `length`; preempts sequences behind it if need be."""
@@ -179,45 +174,33 @@ class StepPlan:
         better, running = self.queues.next_up, self.queues.running.items
         if better is None or not running or running[-1].priority <= better.priority:
             return
-        promised = sum(self._owed(s) for s in running if len(s.tokens) - s.computed != 1)
-        slots, blocks, victims, held = 0, 0, 0, collections.Counter[int]()
-        while not self._has_room(better, promised, slots, blocks, len(running) - victims):
-            victim = running[-1 - victims] if victims < len(running) else None
-            if victim is None or victim.priority <= better.priority:
-                return
-            victims += 1
-            slots += victim.slots
-            # Answers of one request share blocks: these are free once all that hold them have gone.
-            held.update(victim.blocks)
-            blocks += sum(held[block] == self.tables.device.refs[block] for block in victim.blocks)
+        victims = count_victims(better, running, self.tables, self._has_room)
         for _ in range(victims):
             self.favoured = better
             self._preempt(running[-1])
 
     # ---- joining
 
-    def _has_room(self, sequence: Sequence, promised: int, slots: int = 0, blocks: int = 0, running: int = 0) -> bool:
+    def _has_room(self, join: Joining, promised: int, slots: int = 0, blocks: int = 0, running: int = 0) -> bool:
         """Whether a sequence can join `running` others if `slots` and `blocks` more were free."""
-        if self.queues.slots - slots + sequence.slots > self.config.max_num_seqs:
+        if self.queues.slots - slots + join.slots > self.config.max_num_seqs:
             return False
         if running == 0:
             return True
-        tables = self.tables
-        free = tables.device.available + blocks - promised - int(self.config.watermark * self.config.num_blocks) - 1
-        need = tables.blocks_for(len(sequence.tokens)) + len(sequence.pending)
-        if need <= free:
-            return True
-        hits = tables.match(sequence)
-        return need - len(hits) + tables.device.idle(hits) <= free
+        reserve = int(self.config.watermark * self.config.num_blocks) + 1
+        return join.blocks <= self.tables.device.available + blocks - promised - reserve
 
     def _admit(self) -> None:
         while self.budget:
             sequence = self.queues.next_up
             if sequence is None or (self.favoured is not None and sequence is not self.favoured):
                 return
-            if not self._has_room(sequence, self.promised, running=len(self.queues.running)):
+            if self.queues.slots + sequence.slots > self.config.max_num_seqs:
                 return
             hits = self.tables.match(sequence)
+            join = Joining.of(sequence, hits, self.tables)
+            if not self._has_room(join, self.promised, running=len(self.queues.running)):
+                return
             if self.filling.holds_next(sequence, len(hits)):
                 return
             start = len(hits) * self.config.block_size
@@ -228,12 +211,13 @@ class StepPlan:
             if count:
                 self._extend(sequence, sequence.computed + count)
                 self._add_prompt(sequence, count)
-            self.promised += self._owed(sequence)
+            self.promised += owed(sequence, self.tables)
 
     def _join(self, sequence: Sequence, hits: list[int]) -> None:
         if sequence.status is Status.SWAPPED:
             pairs = self.tables.swap_in(sequence, hits)
             self.step.swap_in += pairs
+            self.step.resumed.append(sequence)
             self.totals.swapped_in_blocks += len(pairs)
         else:
             self.tables.adopt(sequence, hits)

@@ -49,7 +49,8 @@ class Queues:
     """All sequences that have not ended.
 
     Attributes:
-        fresh: leading sequences of requests that were never scheduled, in order of arrival (all are in `waiting`).
+        fresh: leading sequences of requests that were never scheduled, in the order in which they were admitted
+            (all are in `waiting`).
         requests: the unfinished sequences of each request, also those that wait for the prompt to be computed.
         slots: places of the running batch that are taken or kept.
     """
@@ -59,6 +60,15 @@ class Queues:
         self.fresh: OrderedDict[Sequence, None] = OrderedDict()
         self.requests: dict[str, list[Sequence]] = {}
         self.slots = 0
+
+    def arrive(self, sequence: Sequence) -> None:
+        """Let a request's leading sequence wait. One that comes late, when its grammar is compiled, keeps its age."""
+        arrival = sequence.request.arrival
+        is_late = bool(self.fresh) and next(reversed(self.fresh)).request.arrival > arrival
+        self.fresh[sequence] = None
+        if is_late:
+            self.fresh = OrderedDict.fromkeys(sorted(self.fresh, key=lambda s: s.request.arrival))
+        self.waiting.insert(sequence)
 
     @property
     def next_up(self) -> Sequence | None:

@@ -4,23 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from pagetide_spec.errors import PagetideError
-
-from .messages import Structure, TokenLogprobs
+from ..wire.messages import Structure, TokenLogprobs
+from .sampling.sampled import Sampled
 from .sequence import Sequence, Step
-
-
-class DeviceLost(PagetideError):
-    """The device computes nothing any more: no later step can succeed, and the process should end."""
-
-
-class RequestFault(PagetideError):
-    """What a request asks for cannot be done, as only its answer shows: the client must change it."""
-
-
-def structure_fault(matcher: Any) -> RequestFault:
-    """The fault of a structure whose matcher cannot go on: it is too large to follow, or has no end."""
-    return RequestFault(f"the answer's structure: {matcher.error}")
 
 
 class Runner(Protocol):
@@ -35,34 +21,34 @@ class Runner(Protocol):
 
 
 class Sampler(Protocol):
-    """The choice of tokens (sampler.py)."""
+    """The choice of tokens (sampling/sampler.py)."""
 
-    def sample(self, logits: Any, sequences: list[Sequence]) -> Any:
-        """One token for each sequence; may change `logits`. In `errors`: RequestFault or a text."""
+    def sample(self, logits: Any, sequences: list[Sequence]) -> Sampled:
+        """One token for each sequence; may change `logits`."""
 
     def prompt_logprobs(self, logits: Any, next_token_ids: list[int], top: int) -> list[TokenLogprobs]:
         """The log probability of each next token."""
 
 
 class Grammar(Protocol):
-    """A compiled structure (matcher.py)."""
+    """A compiled structure (sampling/matcher.py)."""
 
     def matcher(self) -> Any:
         """State of one answer, at its beginning."""
 
 
 class Compilation(Protocol):
-    """A structure on its way to a grammar (structure.py)."""
+    """A structure on its way to a grammar (sampling/compiler.py)."""
 
     def done(self) -> bool:
         """Whether `result` comes at once."""
 
     def result(self) -> Grammar:
-        """The grammar; raises a PagetideError that is the client's fault."""
+        """The grammar; raises Busy, or a PagetideError that is the client's fault."""
 
 
 class Compiler(Protocol):
-    """Compiles structures beside the loop (structure.py)."""
+    """Compiles structures beside the loop (sampling/compiler.py)."""
 
     def compile(self, structure: Structure) -> Compilation:
         """Start to compile; never raises."""

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..wire.messages import AddRequest, EngineStats
 from . import integrity, settling
 from .limits import RequestRefused, SchedulerConfig, answers, check_request, final_length
-from .messages import AddRequest, EngineStats
 from .planning import StepPlan
 from .prefix_lengths import PrefixLengths
 from .queues import Queues
@@ -83,23 +83,30 @@ class Scheduler:
                 "queue_full", f"max_queue_len of {self.config.max_queue_len} requests wait already; try again later"
             )
 
-    def admit(self, request: AddRequest) -> None:
-        """Queue a request that `check` has let pass."""
-        first, *rest = [self._answer(request, i) for i in range(answers(request.params))]
-        first.pending = rest
+    def reserve(self) -> int:
+        """The next place in the order of arrival, for a request that is admitted later."""
         self._arrivals += 1
-        self._queues.requests[request.request_id] = [first, *rest]
-        self._queues.fresh[first] = None
-        self._queues.waiting.insert(first)
+        return self._arrivals
 
-    def _answer(self, request: AddRequest, index: int) -> Answer:
-        answer = Answer(request, self._arrivals, index)
-        answer.order = (request.priority if self.config.policy == "priority" else 0, self._arrivals, index)
+    def admit(self, request: AddRequest, place: int | None = None) -> None:
+        """Queue a request that `check` has let pass, at the `place` that it reserved; the default is the next."""
+        arrival = self.reserve() if place is None else place
+        first, *rest = [self._answer(request, arrival, i) for i in range(answers(request.params))]
+        first.pending = rest
+        self._queues.requests[request.request_id] = [first, *rest]
+        self._queues.arrive(first)
+
+    def _answer(self, request: AddRequest, arrival: int, index: int) -> Answer:
+        answer = Answer(request, arrival, index)
+        answer.order = (request.priority if self.config.policy == "priority" else 0, arrival, index)
         answer.limit = final_length(request, self.config)
         # With a structure, an end token comes for ignore_eos only where nothing else may (penalties.py).
         goes_on = request.params.ignore_eos and request.params.structure is None
         eos = frozenset() if goes_on else self.config.eos_token_ids
         answer.end_ids = eos | frozenset(request.params.stop_token_ids)
+        if request.params.structure is not None:
+            # For min_tokens, too, it comes only where nothing else may: waiting would repeat it.
+            answer.min_length = answer.prompt_len
         return answer
 
     def abort(self, request_id: str, index: int | None = None) -> list[Answer]:

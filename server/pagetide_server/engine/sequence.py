@@ -6,7 +6,7 @@ import dataclasses
 import enum
 from typing import Any
 
-from .messages import AddRequest, SamplingParams
+from ..wire.messages import AddRequest, SamplingParams
 
 
 class Status(enum.Enum):
@@ -80,7 +80,7 @@ class Sequence:
         self.registered = 0
         self.pending: list[Sequence] = []
         self.status = Status.WAITING
-        # State of the structured answer (structure.py), if one was asked for; the scheduler does not look at it.
+        # State of the structured answer (sampling/matcher.py), if one was asked for; the scheduler does not look at it.
         self.matcher: Any = None
 
     @property
@@ -138,6 +138,7 @@ class Step:
     Attributes:
         started: leading sequences of requests that were never scheduled before this step.
         preempted: sequences that gave way in this step.
+        resumed: sequences whose blocks are swapped in; those with a row, too.
     """
 
     rows: list[Row] = dataclasses.field(default_factory=list)
@@ -146,14 +147,20 @@ class Step:
     copies: list[tuple[int, int]] = dataclasses.field(default_factory=list)
     started: list[Sequence] = dataclasses.field(default_factory=list)
     preempted: list[Sequence] = dataclasses.field(default_factory=list)
+    resumed: list[Sequence] = dataclasses.field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:
         """Tokens computed in this step."""
         return sum(row.count for row in self.rows)
 
-    def __bool__(self) -> bool:
-        return bool(self.rows or self.swap_out)
+    def touched(self) -> list[Sequence]:
+        """The sequences whose keys and values are lost if the step is not executed to its end; some may come twice.
+
+        Who gave way to be recomputed has lost nothing.
+        """
+        moved = [s for s in self.preempted if s.status is Status.SWAPPED]
+        return [s for row in self.rows for s in (row.sequence, *row.siblings)] + self.resumed + moved
 
     def sampling(self) -> list[Sequence]:
         """The sequences that get a token in this step, in row order, each row's siblings behind it."""

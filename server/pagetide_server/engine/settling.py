@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from ..wire.messages import FinishReason
 from . import sequence as seqs
-from .messages import FinishReason
 from .sequence import Row, Status, Step
 from .tables import BlockTables
 

@@ -18,7 +18,7 @@ from pagetide_kernels.attention_plan import Plan, make_plan
 from pagetide_kernels.paged_attention import paged_attention, uses_plan
 from pagetide_kernels.reshape_and_cache import reshape_and_cache
 
-from ..engine.batch import Batch
+from .batch import Batch
 
 ATTENTION_NAME = "pagetide"
 
@@ -92,8 +92,8 @@ def forward(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if attention_mask is not None:
         others["attention_mask"] = attention_mask
-    rows = (t[0].transpose(0, 1) for t in (query, key, value))
-    return paged.attend(module, *rows, scale, sliding_window, softcap, others)[None], None
+    q, k, v = (t[0].transpose(0, 1) for t in (query, key, value))
+    return paged.attend(module, q, k, v, scale, sliding_window, softcap, others)[None], None
 
 
 class StepAttention:
@@ -162,7 +162,7 @@ def relay(network: torch.nn.Module) -> None:
     def drop(module: torch.nn.Module, args: Any, output: Any) -> None:
         held.clear()
 
-    outermost = {network, getattr(network, network.base_model_prefix, network)}
+    outermost = {network, getattr(network, str(network.base_model_prefix), network)}
     for module in outermost:
         module.register_forward_pre_hook(take, with_kwargs=True)
     network.register_forward_hook(drop, always_call=True)

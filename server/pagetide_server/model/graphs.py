@@ -10,10 +10,11 @@ from __future__ import annotations
 import bisect
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
-from ..engine.batch import Batch
+from .batch import Batch
 
 Forward = Callable[[Batch], torch.Tensor]
 Replay = Callable[[], None]
@@ -53,7 +54,7 @@ class DecodeGraphs:
             device: on `cuda` a CUDA graph is recorded; elsewhere `forward` is called anew on the same buffers.
         """
         self._forward, self._max_model_len = forward, max_model_len
-        self._pool: tuple[int, int] | None = None
+        self._pool: Any = None
         blocks = -(-max_model_len // block_size)
         self._buffers = _empty_batch(max_num_seqs, blocks, max_model_len, device)
         self._record = self._record_graph if device.type == "cuda" else self._record_call
@@ -89,7 +90,7 @@ class DecodeGraphs:
     def _record_graph(self, size: int) -> _Recorded:
         batch = _first_rows(self._buffers, size)
         # Kernels are compiled and libraries choose theirs on a side stream, before anything is recorded.
-        side = torch.cuda.Stream()
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             self._forward(batch)

@@ -16,8 +16,8 @@ from pagetide_kernels import dispatch
 from pagetide_spec.config import EngineConfig
 from pagetide_spec.errors import PagetideError, SettingError, shorten
 
+from ..checkpoint.files import Progress, check_whole, eos_token_ids, read_json, resolve, silent, weight_files
 from .attention import ATTENTION_NAME, relay
-from .files import Progress, check_whole, eos_token_ids, read_json, resolve, silent, weight_files
 from .fused import fuse
 from .network import Layer, Shape, examine
 
@@ -75,7 +75,7 @@ def load(config: EngineConfig, progress: Progress = silent) -> LoadedModel:
         dtype=dtype,
         max_model_len=max_model_len,
         vocab_size=shape.vocab_size,
-        eos_token_ids=_eos_token_ids(folder, hf_config, config),
+        eos_token_ids=_eos_token_ids(folder, hf_config, config, shape.vocab_size),
         attention_name=f"paged-{kernels}",
         layers=shape.layers,
     )
@@ -199,8 +199,9 @@ def _reported_weights(progress: Progress) -> Iterator[None]:
 def _load_weights(folder: Path, config: EngineConfig, dtype: torch.dtype, device: torch.device, shape: Shape) -> Any:
     from transformers import AutoModelForCausalLM
 
+    from_pretrained: Any = AutoModelForCausalLM.from_pretrained
     try:
-        network, info = AutoModelForCausalLM.from_pretrained(
+        network, info = from_pretrained(
             folder,
             dtype=dtype,
             attn_implementation=ATTENTION_NAME,
@@ -253,7 +254,11 @@ def _own_weights(network: Any) -> None:
         weight.data = weight.data.clone()
 
 
-def _eos_token_ids(folder: Path, hf_config: Any, config: EngineConfig) -> tuple[int, ...]:
-    """Ids that end an answer; transformers' configuration has the defaults of the model's kind, too."""
+def _eos_token_ids(folder: Path, hf_config: Any, config: EngineConfig, vocab_size: int) -> tuple[int, ...]:
+    """Ids that end an answer; transformers' configuration has the defaults of the model's kind, too.
+
+    Left out are ids without a logit, such as -1 for none: these never come.
+    """
     path = folder / "generation_config.json"
-    return eos_token_ids(read_json(path, config) if path.is_file() else {}, hf_config.to_dict(), config.model)
+    stated = eos_token_ids(read_json(path, config) if path.is_file() else {}, hf_config.to_dict(), config.model)
+    return tuple(i for i in stated if 0 <= i < vocab_size)

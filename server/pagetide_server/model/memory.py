@@ -52,6 +52,11 @@ def usable_window(config: EngineConfig, window: int, blocks: int) -> int:
     return min(window, blocks * config.block_size)
 
 
+def useful_blocks(config: EngineConfig, limits: BatchLimits, window: int) -> int:
+    """Blocks of `max_num_seqs` sequences as long as the window."""
+    return limits.max_num_seqs * -(-window // config.block_size)
+
+
 def bytes_per_token(layers: list[Layer], dtype: torch.dtype) -> int:
     """KV cache of one token in all layers."""
     return sum(layer.kv_heads * (layer.key_dim + layer.value_dim) for layer in layers) * dtype.itemsize
@@ -80,7 +85,7 @@ def kv_blocks(config: EngineConfig, loaded: LoadedModel) -> tuple[int, int]:
         blocks = asked_bytes(config, free) // block
     else:
         room = gpu_room(config, loaded) if device_bytes else cpu_room(free, window * block)
-        blocks = min(room // block, limits.max_num_seqs * window)
+        blocks = min(room // block, useful_blocks(config, limits, loaded.max_model_len))
     check_room(config, blocks, block, loaded.max_model_len, device_bytes)
     return blocks, swap_blocks(config, block, available_bytes(), on_gpu=device_bytes > 0)
 

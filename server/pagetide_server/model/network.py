@@ -128,7 +128,7 @@ def _on_meta(hf_config: Any, config: EngineConfig, kind: str) -> Any:
     try:
         with torch.device("meta"):
             # bfloat16: on the meta device some ops of mixture-of-experts models check for it.
-            network = AutoModelForCausalLM.from_config(
+            network: Any = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
                 hf_config,
                 attn_implementation=ATTENTION_NAME,
                 dtype=torch.bfloat16,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 
 from ..engine.limits import MAX_SCORED_TOKENS
-from ..engine.messages import AddRequest, SamplingParams
+from ..engine.sampling.noise import table_bytes
 from ..engine.sequence import Row, Sequence, Step
+from ..wire.messages import AddRequest, SamplingParams
 from .loader import LoadedModel
 from .runner import Runner
 
@@ -35,9 +36,13 @@ def greatest_step(
     return Step(rows=rows), blocks
 
 
-def scored_bytes(vocab_size: int) -> int:
-    """Bytes of the logits of prompt tokens whose log probabilities are wanted: as the model gives them, and float32."""
-    return 2 * MAX_SCORED_TOKENS * vocab_size * 4
+def sampler_bytes(vocab_size: int) -> int:
+    """Bytes that sampling takes whatever the batch.
+
+    That is its tables of random bits, and the logits of prompt tokens whose log probabilities are wanted, as the model
+    gives them and float32.
+    """
+    return table_bytes(vocab_size) + 2 * MAX_SCORED_TOKENS * vocab_size * 4
 
 
 def peak_bytes(loaded: LoadedModel, max_num_seqs: int, max_num_batched_tokens: int, block_size: int) -> int:
@@ -48,8 +53,8 @@ def peak_bytes(loaded: LoadedModel, max_num_seqs: int, max_num_batched_tokens: i
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(loaded.device)
     logits = runner.execute(step)
-    # The sampler works on a copy of the logits and on their sorted form. Prompts that are scored bring more rows.
-    extra = 2 * logits.sampling.nbytes + scored_bytes(loaded.vocab_size)
+    # The sampler works on a copy of the logits and on their sorted form, beside what it takes whatever the batch.
+    extra = 2 * logits.sampling.nbytes + sampler_bytes(loaded.vocab_size)
     peak = torch.cuda.max_memory_reserved(loaded.device) + extra - own
     del runner, logits
     torch.cuda.empty_cache()

@@ -9,10 +9,10 @@ import torch
 from pagetide_kernels.copy_blocks import copy_blocks
 from pagetide_kernels.swap_blocks import swap_blocks
 
-from ..engine.batch import Batch, make_batch
-from ..engine.roles import DeviceLost
+from ..engine.faults import DeviceLost
 from ..engine.sequence import Step
 from .attention import StepAttention
+from .batch import Batch, make_batch
 from .loader import LoadedModel
 
 # After an illegal access or a hardware fault every call of the process fails; older torch has no type for it.
@@ -88,6 +88,7 @@ class Runner:
     def _forward(self, batch: Batch) -> torch.Tensor:
         """float32 [wanted rows, vocab]"""
         network, vocab = self.loaded.network, self.loaded.vocab_size
+        logits: torch.Tensor
         inputs = {
             "input_ids": batch.input_ids[None],
             "position_ids": batch.positions[None],
@@ -98,7 +99,8 @@ class Runner:
             # Nothing to sample yet: the decoder without the logits matrix.
             network.base_model(**inputs)
             return torch.empty(0, vocab, device=self.loaded.device)
-        return network(**inputs, logits_to_keep=batch.logits_rows).logits[0].float()
+        logits = network(**inputs, logits_to_keep=batch.logits_rows).logits[0]
+        return logits.float()
 
     def _move_blocks(self, step: Step) -> None:
         if step.swap_out:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 
-from ..engine.messages import SamplingParams, SequenceOutput, TokenLogprobs
+from ..wire.messages import SamplingParams, SequenceOutput, TokenLogprobs
 from .detokenizer import Detokenizer
 from .tokenizer import Tokenizer
 

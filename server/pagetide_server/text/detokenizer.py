@@ -6,7 +6,7 @@ import codecs
 import dataclasses
 from collections.abc import Sequence
 
-from ..engine.messages import SamplingParams
+from ..wire.messages import SamplingParams
 from .stop import Match, StopFinder
 from .tokenizer import Tokenizer
 

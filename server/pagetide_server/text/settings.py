@@ -81,7 +81,7 @@ def read_json(path: Path) -> dict[str, Any]:
         return {}
     try:
         content = json.loads(_read(path))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise SettingError("model", str(path.parent), f"{path.name} is no JSON: {error}") from error
     if not isinstance(content, dict):
         raise SettingError("model", str(path.parent), f"{path.name} must hold a JSON object")

@@ -48,8 +48,9 @@ class Tokenizer:
         backend.no_truncation()
         self._vocabulary = Vocabulary(backend)
         own = backend.token_to_id(self.special_tokens.get("eos_token", ""))
-        self.eos_token_ids = frozenset(eos_token_ids) | ({own} if own is not None else frozenset())
         self.vocab_size = self._vocabulary.size
+        ends = [*eos_token_ids] if own is None else [*eos_token_ids, own]
+        self.eos_token_ids = frozenset(i for i in ends if 0 <= i < self.vocab_size)
         self.special_ids = self._vocabulary.special_ids
         self.chat_templates = templates(settings.get("chat_template"))
 
@@ -60,7 +61,7 @@ class Tokenizer:
         Raises:
             SettingError: there is no tokenizer to be had; names the setting and the folder.
         """
-        from ..model import files
+        from ..checkpoint import files
 
         if config.tokenizer is None:
             return cls.from_folder(files.resolve(config), "model", config.trust_remote_code)
@@ -79,7 +80,7 @@ class Tokenizer:
         Raises:
             SettingError: the files are missing or broken; `field` is the setting to name.
         """
-        from ..model.files import eos_token_ids
+        from ..checkpoint.files import eos_token_ids
 
         try:
             generation, model = read_json(folder / "generation_config.json"), read_json(folder / "config.json")

@@ -15,8 +15,8 @@ import types
 from collections.abc import Callable
 
 from pagetide_server.engine.core import EngineCore
-from pagetide_server.engine.messages import Ready, TokenLogprobs
 from pagetide_server.engine.scheduler import Scheduler, SchedulerConfig
+from pagetide_server.wire.messages import Ready, TokenLogprobs
 from pagetide_spec.config import EngineConfig
 from pagetide_spec.errors import PagetideError, SettingError
 

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from pagetide_server.api.errors import refusal
-from pagetide_server.engine.messages import SequenceOutput
+from pagetide_server.wire.messages import SequenceOutput
 
 INT64 = 2**63
 # Of fake_core.py.

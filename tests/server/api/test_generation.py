@@ -11,10 +11,10 @@ import pytest
 from pagetide_server.api.errors import ApiError
 from pagetide_server.api.generation import generating
 from pagetide_server.api.metrics import ServerMetrics
-from pagetide_server.engine.failures import EngineDead
-from pagetide_server.engine.mailbox import Mailbox, Prompt
-from pagetide_server.engine.messages import SamplingParams, SequenceOutput
+from pagetide_server.process.mailbox import Mailbox, Prompt
 from pagetide_server.text.tokenizer import Tokenizer
+from pagetide_server.wire.faults import EngineDead
+from pagetide_server.wire.messages import SamplingParams, SequenceOutput
 
 
 class Engine:

@@ -57,6 +57,22 @@ def test_json_lines_hold_what_a_record_carries():
     assert json.loads(line).items() >= {"message": "a\nb c", "logger": "n", "level": "info", "extra_field": 1}.items()
 
 
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        pytest.param({"msg": "half \ud83d"}, {"message": "half \ud83d"}, id="half a surrogate pair"),
+        pytest.param(
+            {"level": 9, "time": 1, "levelname": "INFO", "created": 2.5},
+            {"level": "info", "time": 2.5},
+            id="fields of that name",
+        ),
+    ],
+)
+def test_no_json_line_is_lost_or_misread(fields, expected):
+    line = JsonFormatter().format(logging.makeLogRecord({"msg": "", **fields}))
+    assert json.loads(line).items() >= expected.items()
+
+
 @pytest.mark.parametrize(("flags", "allowed"), [((), None), (("--cors-origins=" + ORIGIN,), ORIGIN)], ids=["off", "on"])
 def test_cors_is_off_unless_asked(launch, flags, allowed):
     with launch(*flags) as server:

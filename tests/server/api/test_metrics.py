@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from pagetide_server.api.histogram import Histogram
 from pagetide_server.api.metrics import ServerMetrics
 from pagetide_server.api.record import Record
-from pagetide_server.engine.messages import EngineStats, Ready, SequenceOutput, StepOutput
+from pagetide_server.wire.messages import EngineStats, Ready, SequenceOutput, StepOutput
 from pagetide_spec.metrics import SERVER_METRICS, VLLM_METRICS
 
 # Of fake_core.py.

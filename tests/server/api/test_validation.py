@@ -12,7 +12,7 @@ from pagetide_server.api.middleware import key_matches
 from pagetide_server.api.protocol import ChatRequest, CompletionRequest
 from pagetide_server.api.splitting import tool_params
 from pagetide_server.api.validation import Limits, answer_length, sampling_params
-from pagetide_server.engine.messages import SamplingParams
+from pagetide_server.wire.messages import SamplingParams
 
 LIMITS = Limits(max_model_len=100, vocab_size=50, max_n=8)
 SCHEMA = {"type": "object"}

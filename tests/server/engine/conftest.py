@@ -9,10 +9,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from pagetide_server.api.metrics import ServerMetrics
-from pagetide_server.engine.messages import AddRequest
 from pagetide_server.engine.scheduler import Scheduler, Settled
 from pagetide_server.engine.sequence import Row, Sequence, Step
 from pagetide_server.llm import LLM
+from pagetide_server.wire.messages import AddRequest
 
 VOCABULARY = 50
 

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from pagetide_server import LLM, SamplingParams
-from pagetide_server.engine.messages import Structure
+from pagetide_server.wire.messages import Structure
 
 NEW_TOKENS = 20
 LENGTHS = (1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 23, 31, 32, 33, 47, 64, 65, 90, 121)

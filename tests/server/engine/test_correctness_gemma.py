@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from pagetide_server import LLM, SamplingParams
-from pagetide_server.engine import factory
-from pagetide_server.model.files import resolve
+from pagetide_server import LLM, SamplingParams, factory
+from pagetide_server.checkpoint.files import resolve
 from pagetide_server.text.tokenizer import Tokenizer
 from pagetide_spec.config import EngineConfig
 

@@ -9,9 +9,9 @@ import zlib
 
 import pytest
 
-from pagetide_server.engine.messages import AddRequest, SamplingParams, Structure
 from pagetide_server.engine.preemption import cheaper_mode
 from pagetide_server.engine.scheduler import RequestRefused, Scheduler, SchedulerConfig
+from pagetide_server.wire.messages import AddRequest, SamplingParams, Structure
 
 SETTINGS = {
     "block_size": 4,
@@ -290,6 +290,59 @@ def test_nobody_gives_way_in_vain(engine):
     made.scheduler.add(request("c", 20, priority=1))
     assert made.step().preempted == []
     made.run()
+
+
+def test_what_a_worse_prompt_still_needs_keeps_no_better_request_out(engine):
+    made = engine(
+        request("a", 4, priority=-1, max_tokens=12),
+        request("b", 80, priority=1, max_tokens=2),
+        policy="priority",
+        num_blocks=26,
+        max_num_batched_tokens=9,
+        max_model_len=100,
+    )
+    made.step()
+    made.step()
+    made.scheduler.add(request("c", 60, priority=0, max_tokens=2))
+    step = made.step()
+    assert names(step.preempted) == ["b"]
+    assert names(step.started) == ["c"]
+    made.run()
+
+
+def test_blocks_that_a_better_request_would_share_are_no_gain(engine):
+    """All that b would free are the blocks that c finds already: c has room without it, or not at all."""
+    common = list(range(40))
+    made = engine(
+        request("a", 15, priority=-1, max_tokens=20),
+        request("b", [*common, 90], priority=1, max_tokens=8),
+        policy="priority",
+        num_blocks=25,
+        max_model_len=100,
+    )
+    made.step()
+    made.step()
+    made.scheduler.add(request("c", [*common, *range(100, 140)][:79], priority=0, max_tokens=1))
+    step = made.step()
+    assert step.preempted == []
+    made.run()
+
+
+def test_what_running_answers_grow_by_is_not_given_to_a_better_request(engine):
+    """In the step in which c comes each answer of a takes a block."""
+    made = engine(
+        request("a", 4, n=4, priority=-1, max_tokens=12),
+        request("b", 16, priority=1, max_tokens=8),
+        policy="priority",
+        num_blocks=16,
+        max_num_seqs=8,
+    )
+    for _ in range(5):
+        made.step()
+    made.scheduler.add(request("c", 28, priority=0, max_tokens=1))
+    while made.scheduler.has_work():
+        step = made.step()
+        assert not step.preempted or names(step.started) == ["c"]
 
 
 @pytest.mark.parametrize("changes", [

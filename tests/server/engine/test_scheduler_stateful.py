@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-from pagetide_server.engine.messages import AddRequest, SamplingParams
 from pagetide_server.engine.scheduler import RequestRefused, Scheduler, SchedulerConfig
+from pagetide_server.wire.messages import AddRequest, SamplingParams
 
 # One drawn number stands for a whole request or setting: thousands of them would take hypothesis minutes to draw.
 SEEDS = st.integers(0, 2**32 - 1)
@@ -75,7 +75,7 @@ class Traffic(RuleBasedStateMachine):
     def start(self, seed):
         self.scheduler = Scheduler(random_config(Random(seed), **self.fixed), self.on_block_event)
         self.engine = self.engine_class(self.scheduler)
-        self.admitted, self.aborted = {}, set()
+        self.admitted, self.aborted, self.failed = {}, set(), set()
         self.held = {}
         self.arrivals, self.last_started = 0, -1
 
@@ -122,6 +122,18 @@ class Traffic(RuleBasedStateMachine):
         self.abort_some(Random(seed))
         self.engine.settle(step, token_ids)
 
+    @precondition(lambda self: self.scheduler.has_work())
+    @rule()
+    def a_step_fails(self):
+        """Nothing of it is executed: whoever had a part in it cannot go on, everybody else can."""
+        step = self.engine.plan()
+        self.check_step(step)
+        for sequence in step.touched():
+            for ended in self.scheduler.fail(sequence):
+                self.failed.add((ended.request_id, ended.index))
+        self.scheduler.check_integrity()
+        self.seen["failed steps"] += 1
+
     def abort_some(self, random):
         # The newest ones are likely to be unfinished.
         request_id = random.choice(list(self.admitted)[-12:])
@@ -131,7 +143,7 @@ class Traffic(RuleBasedStateMachine):
             assert index is None or sequence.index == index
             key = (request_id, sequence.index)
             assert key not in self.engine.ended
-            assert key not in self.aborted
+            assert key not in self.aborted | self.failed
             self.aborted.add(key)
 
     def check_step(self, step):
@@ -166,14 +178,15 @@ class Traffic(RuleBasedStateMachine):
         self.engine.run()
         self.engine.check_empty()
         answers = {(request, i) for request, count in self.admitted.items() for i in range(count)}
-        assert answers == set(self.engine.ended) | self.aborted, "a request was dropped"
-        assert not set(self.engine.ended) & self.aborted
+        assert answers == set(self.engine.ended) | self.aborted | self.failed, "a request was dropped"
+        assert not set(self.engine.ended) & (self.aborted | self.failed)
         assert not any(self.held.values()), "the block log does not balance"
         self.seen["finished answers"] += len(self.engine.ended)
         self.seen["aborted answers"] += len(self.aborted)
 
 
 ALWAYS = {
+    "failed steps",
     "aborted answers",
     "blocks copied on write",
     "cached tokens",

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from pagetide_server.engine.messages import AddRequest, SamplingParams
 from pagetide_server.engine.sequence import Row, Sequence, Step
 from pagetide_server.model.loader import LoadedModel, load
 from pagetide_server.model.runner import Runner, StepLogits
+from pagetide_server.wire.messages import AddRequest, SamplingParams
 from pagetide_spec.config import EngineConfig
 
 

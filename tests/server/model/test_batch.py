@@ -7,8 +7,8 @@ import types
 import pytest
 import torch
 
-from pagetide_server.engine.batch import Batch, make_batch
 from pagetide_server.engine.sequence import Row, Step
+from pagetide_server.model.batch import Batch, make_batch
 
 CPU = torch.device("cpu")
 Toy = types.SimpleNamespace

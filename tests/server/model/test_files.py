@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from pagetide_server.model.files import resolve
+from pagetide_server.checkpoint.files import resolve
 from pagetide_server.model.loader import load
 from pagetide_spec.config import EngineConfig
 from pagetide_spec.errors import PagetideError, SettingError
@@ -109,6 +109,9 @@ FAULTS = [
         lambda f: (f / "generation_config.json").write_text('{"eos_token_id": [1, "a"]}'),
         "the eos_token_id in generation_config.json must be token ids, not [1, 'a']",
         id="an end token that is text",
+    ),
+    pytest.param(
+        lambda f: (f / INDEX).write_text('{"weight_map": ' + "[" * 100_000), "cannot be read", id="no end of lists"
     ),
     pytest.param(
         lambda f: (f / INDEX).write_text('{"weight_map": {"a": 5}}'), f"{INDEX} must name files, not 5", id="no file"
@@ -218,7 +221,8 @@ def test_a_served_model_stands_no_harm_when_its_file_changes(tiny_model: Callabl
 
 def test_finding_a_model_imports_no_torch(tiny_model: Callable[[str], Path]) -> None:
     code = (
-        "import sys; from pagetide_server.model.files import resolve; from pagetide_spec.config import EngineConfig\n"
+        "import sys; from pagetide_spec.config import EngineConfig\n"
+        "from pagetide_server.checkpoint.files import resolve\n"
         f"resolve(EngineConfig(model={str(tiny_model('llama'))!r})); sys.exit('torch' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": ":".join(sys.path)})

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pagetide_server.model.files import resolve
-from pagetide_server.model.gguf_cache import identity
-from pagetide_server.model.gguf_convert import convert
-from pagetide_server.model.gguf_file import GgufError, read_gguf
+from pagetide_server.checkpoint.files import resolve
+from pagetide_server.checkpoint.gguf_cache import identity
+from pagetide_server.model.gguf.convert import convert
+from pagetide_server.model.gguf.file import GgufError, read_gguf
 from pagetide_server.model.loader import load
 from pagetide_server.plan import main as plan_main
 from pagetide_spec.config import EngineConfig
@@ -212,7 +212,7 @@ def test_two_processes_at_once_convert_once(tiny_model: Tiny, tmp_path: Path, ca
     left.mkdir(parents=True)
     (left / "config.json").write_text("half")
     code = (
-        "from pagetide_server.model.files import resolve; from pagetide_spec.config import EngineConfig\n"
+        "from pagetide_server.checkpoint.files import resolve; from pagetide_spec.config import EngineConfig\n"
         f"print(resolve(EngineConfig(model={str(path)!r}), lambda stage, part: print(stage)))"
     )
     env = {**os.environ, "PYTHONPATH": ":".join(sys.path)}
@@ -284,7 +284,7 @@ def test_a_fault_found_by_the_child_process_is_one_clear_error(tmp_path: Path, c
 
 
 def test_an_unknown_architecture_is_refused_by_name(tiny_model: Tiny, tmp_path: Path) -> None:
-    from pagetide_server.model.gguf_convert import Refused, config_values
+    from pagetide_server.model.gguf.convert import Refused, config_values
 
     path = write_gguf(tiny_model("qwen3"), tmp_path / "m.gguf", "qwen3", **{"qwen3.rope.scaling.type": "yarn"})
     file = read_gguf(path)
@@ -298,7 +298,7 @@ def test_an_unknown_architecture_is_refused_by_name(tiny_model: Tiny, tmp_path: 
 def test_a_missing_tensor_is_named(tiny_model: Tiny, tmp_path: Path) -> None:
     import dataclasses
 
-    from pagetide_server.model import gguf_convert
+    from pagetide_server.model.gguf import convert as gguf_convert
 
     file = read_gguf(write_gguf(tiny_model("qwen3"), tmp_path / "m.gguf", "qwen3"))
     less = dataclasses.replace(file, tensors=[t for t in file.tensors if t.name != "blk.2.attn_v.weight"])

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from pagetide_server.engine.batch import make_batch
 from pagetide_server.engine.sequence import Row, Step
+from pagetide_server.model.batch import make_batch
 from pagetide_server.model.graphs import DecodeGraphs, graph_sizes
 from pagetide_server.model.loader import LoadedModel
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pagetide_server.engine.roles import DeviceLost
+from pagetide_server.engine.faults import DeviceLost
 from pagetide_server.engine.sequence import Row, Sequence, Step
 from pagetide_server.model.loader import LoadedModel
 

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from pagetide_server.engine.messages import AddRequest, SamplingParams
 from pagetide_server.engine.sequence import Sequence
+from pagetide_server.wire.messages import AddRequest, SamplingParams
 
 MakeSequence = Callable[..., Sequence]
 

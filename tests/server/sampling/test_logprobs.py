@@ -6,8 +6,8 @@ import msgspec
 import pytest
 import torch
 
-from pagetide_server.engine.logprobs import FLOOR, token_logprobs
-from pagetide_server.engine.sampler import Sampler
+from pagetide_server.engine.sampling.logprobs import FLOOR, token_logprobs
+from pagetide_server.engine.sampling.sampler import Sampler
 from pagetide_server.engine.sequence import Sequence
 
 MakeSequence = Callable[..., Sequence]

@@ -1,3 +1,4 @@
+import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -7,10 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagetide_server.engine.messages import AddRequest, SamplingParams, Structure
-from pagetide_server.engine.penalties import adjust, changes_logits
-from pagetide_server.engine.sampler import Sampler
+from pagetide_server.engine.sampling.penalties import adjust, changes_logits
+from pagetide_server.engine.sampling.sampler import Sampler
 from pagetide_server.engine.sequence import Sequence
+from pagetide_server.wire.messages import AddRequest, SamplingParams, Structure
 
 EOS = frozenset({1, 2})
 MakeSequence = Callable[..., Sequence]
@@ -111,6 +112,16 @@ def test_rows_without_wishes_are_left_alone(make: MakeSequence) -> None:
 )
 def test_it_is_known_who_pays(params: dict[str, Any], changes: bool) -> None:
     assert changes_logits(SamplingParams(**params)) is changes
+
+
+def test_a_bias_for_every_token_costs_no_more_than_a_forward(make: MakeSequence) -> None:
+    """One request would hold up all others otherwise: a tensor for each entry took seconds a token."""
+    bias = {i: 1.0 + i % 3 for i in range(100_000)}
+    logits = torch.zeros(1, 100_000)
+    started = time.process_time()
+    adjust(logits, [(0, make(logit_bias=bias))], frozenset())
+    assert time.process_time() - started < 0.5
+    assert logits[0].tolist() == list(bias.values())
 
 
 def test_siblings_of_one_row_are_changed_apart(make: MakeSequence) -> None:

@@ -7,8 +7,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pagetide_server.engine.noise import BITS
-from pagetide_server.engine.sampler import NO_TOKEN, Sampler
+from pagetide_server.engine.sampling.noise import BITS
+from pagetide_server.engine.sampling.sampled import NO_TOKEN
+from pagetide_server.engine.sampling.sampler import Sampler
 from pagetide_server.engine.sequence import Sequence
 
 VOCABULARY = 1000

@@ -11,13 +11,14 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pagetide_server.engine import isolation, structure
-from pagetide_server.engine.messages import Structure
-from pagetide_server.engine.roles import RequestFault
-from pagetide_server.engine.sampler import Sampler
+from pagetide_server.engine import isolation
+from pagetide_server.engine.faults import Busy, RequestFault
+from pagetide_server.engine.sampling import compiler as structure
+from pagetide_server.engine.sampling.compiler import Compilation, Grammar, StructureCompiler, StructureError
+from pagetide_server.engine.sampling.sampler import Sampler
 from pagetide_server.engine.sequence import Sequence
-from pagetide_server.engine.structure import Compilation, Grammar, StructureCompiler, StructureError
 from pagetide_server.text.tokenizer import Tokenizer
+from pagetide_server.wire.messages import Structure
 
 MakeSequence = Callable[..., Sequence]
 EOS = 2
@@ -115,7 +116,7 @@ def test_answers_have_the_structure(
     grammar = compilers[family].compile(wanted).result()
     answers = [write(tokenizers[family], grammar, make(seed=i), seed=i) for i in range(5)]
     ended = [answer for answer in answers if answer is not None]
-    assert ended
+    assert len(ended) >= 3, "most answers did not come to an end"
     for answer in ended:
         assert fits(answer), answer
 
@@ -156,7 +157,7 @@ def test_an_ignored_end_comes_only_where_nothing_else_may(
     assert write(byte_level, compiler.compile(short).result(), complete, seed) == "ababab"
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25)
 @given(st.lists(st.text(min_size=1, max_size=6).filter(lambda t: "\x00" not in t), min_size=1, max_size=4))
 def test_any_text_can_be_a_choice(
     tokenizers: dict[str, Tokenizer], compilers: dict[str, StructureCompiler], make: MakeSequence, choices: list[str]
@@ -230,8 +231,8 @@ def test_the_end_of_a_finished_structure_is_not_held_off(
 def test_a_token_out_of_the_structure_is_not_accepted(byte_level: Tokenizer, compiler: StructureCompiler) -> None:
     matcher = compiler.compile(Structure(kind="regex", value="x")).result().matcher()
     assert not matcher.accept(byte_level.encode("q")[0])
-    assert matcher.error is not None
-    assert "\n" not in matcher.error
+    assert matcher.fault is not None
+    assert "\n" not in str(matcher.fault)
 
 
 @pytest.mark.parametrize(
@@ -309,7 +310,7 @@ def test_what_cannot_be_followed_is_refused_in_one_line_and_in_time(
     assert len(str(caught.value)) < 400
     assert time.monotonic() - started < 10
     # A bad structure leaves nothing behind.
-    assert compiler.compile(Structure(kind="regex", value="ok")).result().matcher().error is None
+    assert compiler.compile(Structure(kind="regex", value="ok")).result().matcher().fault is None
 
 
 @pytest.mark.parametrize(
@@ -363,11 +364,33 @@ def test_compiling_holds_nobody_up_and_is_done_once(byte_level: Tokenizer) -> No
 
 
 def test_a_compilation_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(structure, "MAX_COMPILE_SECONDS", 0.0)
-    never = Compilation(concurrent.futures.Future())
-    assert never.done()
-    with pytest.raises(StructureError, match="to compile"):
-        never.result()
+    monkeypatch.setattr(structure, "MAX_COMPILE_SECONDS", 0.05)
+    end = threading.Event()
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        slow = Compilation(pool, lambda: end.wait(30))
+        with pytest.raises(StructureError, match=r"more than 0\.05 s to compile"):
+            slow.result()
+        assert slow.done()
+        # Its thread goes on: to start it again would only take one more.
+        assert not slow.failed()
+        slow.renew()
+        assert slow.done()
+        end.set()
+
+
+def test_a_compilation_whose_turn_does_not_come_is_not_to_blame(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(structure, "MAX_COMPILE_SECONDS", 0.05)
+    end = threading.Event()
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        Compilation(pool, lambda: end.wait(30))
+        behind = Compilation(pool, lambda: "a grammar")
+        with pytest.raises(Busy, match="try again later"):
+            behind.result()
+        monkeypatch.setattr(structure, "MAX_COMPILE_SECONDS", 30.0)
+        behind.renew()
+        assert not behind.done()
+        end.set()
+        assert behind.result() == "a grammar"
 
 
 def test_old_structures_are_forgotten(byte_level: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:

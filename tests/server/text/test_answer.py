@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pagetide_server.engine.messages import SamplingParams, SequenceOutput, TokenLogprobs
 from pagetide_server.text.answer import Answer, Delta, best, joined
+from pagetide_server.wire.messages import SamplingParams, SequenceOutput, TokenLogprobs
 
 
 def outputs(ids, finish_reason="length", stop_token_id=None):

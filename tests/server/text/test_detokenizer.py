@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagetide_server.engine.messages import SamplingParams
 from pagetide_server.text.detokenizer import Detokenizer, Piece
 from pagetide_server.text.tokenizer import Tokenizer
+from pagetide_server.wire.messages import SamplingParams
 
 FAMILY = st.sampled_from(["byte_level", "gemma_like", "llama2_like"])
 IDS = st.lists(st.integers(0, 470), max_size=12)

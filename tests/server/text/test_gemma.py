@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from pagetide_server.engine.messages import SamplingParams, Structure
-from pagetide_server.engine.structure import StructureCompiler
+from pagetide_server.engine.sampling.compiler import StructureCompiler
 from pagetide_server.text.detokenizer import Detokenizer
 from pagetide_server.text.tokenizer import Tokenizer
+from pagetide_server.wire.messages import SamplingParams, Structure
 from pagetide_spec.config import EngineConfig
 
 pytestmark = pytest.mark.real_model

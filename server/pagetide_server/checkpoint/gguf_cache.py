@@ -1,0 +1,115 @@
+"""Keep a GGUF file's content as a plain model folder, converted once.
+
+The folder lies under `cache_folder()`/gguf, named by the file's content. A lock lets one process convert while others
+wait; the folder appears by one rename when it is whole. The conversion runs in a child process, because it needs torch
+and gigabytes of memory, which neither the API process nor the engine should keep.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from pagetide_spec.errors import PagetideError, SettingError
+
+from .files import Progress, cache_folder
+
+# Part of the key: raise it when the conversion writes something else.
+FORMAT = 1
+_WINDOWS, _WINDOW_BYTES = 256, 65536
+
+
+def converted(path: Path, progress: Progress) -> Path:
+    """The plain folder of a GGUF file, converting it first where that was not done.
+
+    Raises:
+        SettingError: the file is no whole GGUF file, or of a model that cannot be served.
+        PagetideError: the folder cannot be written.
+    """
+    base = cache_folder() / "gguf"
+    try:
+        base.mkdir(parents=True, exist_ok=True)
+        folder = base / f"{path.stem}-{identity(path)}"
+        if folder.is_dir():
+            return folder
+        with _locked(folder.with_suffix(".lock"), progress):
+            if not folder.is_dir():
+                _convert(path, folder, progress)
+    except OSError as error:
+        raise PagetideError(
+            f"model: {str(path)!r}: its converted form cannot be kept in {base} ({error}); "
+            "set PAGETIDE_CACHE to a folder with room"
+        ) from error
+    return folder
+
+
+def identity(path: Path) -> str:
+    """24 hex digits that differ for files of different content: size, and 256 windows spread over the file."""
+    size = path.stat().st_size
+    digest = hashlib.sha256(f"{FORMAT} {size}".encode())
+    with path.open("rb") as file:
+        for i in range(_WINDOWS):
+            file.seek(max(0, size - _WINDOW_BYTES) * i // (_WINDOWS - 1))
+            digest.update(file.read(_WINDOW_BYTES))
+    return digest.hexdigest()[:24]
+
+
+@contextlib.contextmanager
+def _locked(path: Path, progress: Progress) -> Iterator[None]:
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            progress("waiting for the GGUF file to be converted", 0.0)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _convert(path: Path, folder: Path, progress: Progress) -> None:
+    # Left by a process that was killed; nobody else writes it while we hold the lock.
+    unfinished = folder.with_suffix(".unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir()
+    try:
+        _run_child(path, unfinished, progress)
+        unfinished.rename(folder)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _run_child(path: Path, target: Path, progress: Progress) -> None:
+    """Run the conversion; its lines on stdout are `fraction` (progress) or `error TEXT`."""
+    command = [sys.executable, "-m", "pagetide_server.model.gguf.convert", str(path), str(target)]
+    said, problem = "", ""
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=_environment()
+    ) as child:
+        assert child.stdout is not None
+        assert child.stderr is not None
+        try:
+            for line in child.stdout:
+                if line.startswith("error "):
+                    problem = line.removeprefix("error ").strip()
+                else:
+                    progress("converting the GGUF file", float(line))
+            said = child.stderr.read()
+        except BaseException:
+            child.kill()
+            raise
+    if problem:
+        raise SettingError("model", str(path), problem)
+    if child.returncode:
+        last = said.strip().splitlines()[-1:] or [f"exit code {child.returncode}"]
+        raise PagetideError(f"model: {str(path)!r}: cannot be converted: {last[0][:300]}")
+
+
+def _environment() -> dict[str, str]:
+    # The child must find the same packages as we do, installed or not.
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}

@@ -1,0 +1,17 @@
+"""What may go wrong in a step, as types: whether the request, or the whole engine, has to end."""
+
+from __future__ import annotations
+
+from pagetide_spec.errors import PagetideError
+
+
+class DeviceLost(PagetideError):
+    """The device computes nothing any more: no later step can succeed, and the process should end."""
+
+
+class Busy(PagetideError):
+    """There is no room for a request now; it may be sent again later."""
+
+
+class RequestFault(PagetideError):
+    """What a request asks for cannot be done, as only its answer shows: the client must change it."""

@@ -1,0 +1,144 @@
+"""Sampler: from a step's logits to one token a sequence, each by its own request's parameters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container
+
+import torch
+
+from ...wire.messages import SamplingParams, TokenLogprobs
+from ..faults import RequestFault
+from ..sequence import Sequence
+from .distribution import Draw, Drawer
+from .logprobs import token_logprobs
+from .masks import mask_logits
+from .noise import Noise
+from .penalties import adjust, changes_logits
+from .sampled import NO_TOKEN, Sampled
+
+# At this temperature a difference of 0.1 between two logits makes one token e^100 times as likely as the other.
+GREEDY_TEMPERATURE = 1e-3
+
+
+class Sampler:
+    """Chooses tokens for mixed batches. Keeps no state of any sequence: each choice depends on its row alone."""
+
+    def __init__(
+        self,
+        vocab_size: int,
+        device: torch.device | str,
+        *,
+        eos_token_ids: frozenset[int] = frozenset(),
+        seed: int | None = None,
+    ) -> None:
+        """Sampler for one engine.
+
+        Args:
+            vocab_size: width of the logits.
+            device: where they lie; all the work is done there.
+            eos_token_ids: tokens that end an answer, which min_tokens holds off.
+            seed: `EngineConfig.seed`, for requests that bring none; None takes one from the system.
+        """
+        self._vocab_size = vocab_size
+        self._eos_token_ids = eos_token_ids
+        self._drawer = Drawer(vocab_size, torch.device(device), Noise(vocab_size, torch.device(device), seed))
+
+    @torch.inference_mode()
+    def sample(self, logits: torch.Tensor, sequences: list[Sequence]) -> Sampled:
+        """One token for each sequence.
+
+        A sequence with a `matcher` gets a token that its structure allows; the matcher is not advanced.
+
+        Args:
+            logits: [len(sequences), vocab_size] float32; overwritten where requests change them.
+            sequences: whose next tokens are wanted, in row order.
+
+        Raises:
+            ValueError: the logits have another shape.
+        """
+        if logits.shape != (len(sequences), self._vocab_size):
+            raise ValueError(f"logits {tuple(logits.shape)}, want {(len(sequences), self._vocab_size)}")
+        if not sequences:
+            return Sampled([], [], {})
+        # Rows that share memory (siblings) must not be changed together.
+        logits = logits.contiguous()
+        raw = _RawRows(logits, sequences)
+        faults = self._change(logits, sequences)
+        best = logits.argmax(-1)
+        tops = logits.gather(-1, best.unsqueeze(1)).squeeze(1).tolist()
+        tokens = best.tolist()
+        broken = [row for row, top in enumerate(tops) if not math.isfinite(top)]
+        errors: dict[int, object] = {row: _reason(tops[row], sequences[row]) for row in broken}
+        errors |= faults
+        draws = [
+            Draw(row, tops[row], sequence)
+            for row, sequence in enumerate(sequences)
+            if row not in errors and not is_greedy(sequence.params)
+        ]
+        if draws:
+            for row, token in self._drawer.draw(logits, draws).items():
+                tokens[row] = token
+        logprobs = raw.logprobs(tokens, errors)
+        return Sampled([NO_TOKEN if row in errors else t for row, t in enumerate(tokens)], logprobs, errors)
+
+    def prompt_logprobs(self, logits: torch.Tensor, next_token_ids: list[int], top: int) -> list[TokenLogprobs]:
+        """Log probabilities of prompt tokens.
+
+        Args:
+            logits: [count, vocab_size] float32 at `count` positions of a prompt.
+            next_token_ids: the prompt's token behind each of those positions.
+            top: number of likeliest tokens to list.
+        """
+        return token_logprobs(logits, next_token_ids, top)
+
+    def _change(self, logits: torch.Tensor, sequences: list[Sequence]) -> dict[int, RequestFault]:
+        """Make all changes that requests ask for; row to what went wrong."""
+        # A finished structure has no other continuation than the end, and nothing that a request asks for holds it off.
+        finished = {row for row, s in enumerate(sequences) if s.matcher is not None and s.matcher.is_finished()}
+        if changed := [(r, s) for r, s in enumerate(sequences) if changes_logits(s.params) and r not in finished]:
+            adjust(logits, changed, self._eos_token_ids)
+        structured = [(row, s.matcher) for row, s in enumerate(sequences) if s.matcher is not None]
+        return mask_logits(logits, structured) if structured else {}
+
+
+def is_greedy(params: SamplingParams) -> bool:
+    """Whether the likeliest token (of equal ones, the first) is the only one that may come."""
+    return params.temperature <= GREEDY_TEMPERATURE or params.top_k == 1 or params.min_p >= 1
+
+
+def _reason(top: float, sequence: Sequence) -> str | RequestFault:
+    if math.isnan(top):
+        return "the model computed NaN instead of logits for this request"
+    if top > 0:
+        return "the model computed an infinite logit for this request"
+    if sequence.matcher is None and not changes_logits(sequence.params):
+        return "the model computed a logit of minus infinity for every token of this request"
+    return RequestFault(
+        "no token may follow: what the request rules out (logit_bias, bad_words, allowed_token_ids, ...) and its "
+        "structure leave none; change one of them"
+    )
+
+
+class _RawRows:
+    """The logits, as the model computed them, of the rows that asked for log probabilities."""
+
+    def __init__(self, logits: torch.Tensor, sequences: list[Sequence]) -> None:
+        self._count = len(sequences)
+        self._asked = {r: s.params.logprobs for r, s in enumerate(sequences) if s.params.logprobs is not None}
+        changed = any(sequences[r].matcher is not None or changes_logits(sequences[r].params) for r in self._asked)
+        # Most often nothing will be changed, and no copy is needed.
+        everything = len(self._asked) == self._count and not changed
+        self._logits = logits if everything else logits[list(self._asked)]
+
+    def logprobs(self, tokens: list[int], errors: Container[int]) -> list[TokenLogprobs | None]:
+        """By row, for `tokens`."""
+        result: list[TokenLogprobs | None] = [None] * self._count
+        if not self._asked:
+            return result
+        top = max(self._asked.values())
+        found = token_logprobs(self._logits, [tokens[r] for r in self._asked], top)
+        for entry, (row, wanted) in zip(found, self._asked.items(), strict=True):
+            entry.top_ids, entry.top_logprobs = entry.top_ids[:wanted], entry.top_logprobs[:wanted]
+            result[row] = None if row in errors else entry
+        return result

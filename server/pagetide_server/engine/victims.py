@@ -1,0 +1,65 @@
+"""Who gives way to a better sequence that lacks slots or blocks. Decides only, changes nothing."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from typing import Protocol
+
+from .sequence import Sequence
+from .tables import BlockTables
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Joining:
+    """What a sequence takes when it joins: places of the running batch, and blocks of those available now."""
+
+    slots: int
+    blocks: int
+
+    @classmethod
+    def of(cls, sequence: Sequence, hits: list[int], tables: BlockTables) -> Joining:
+        """What `sequence` takes, if `hits` are the blocks that it finds in the prefix cache."""
+        need = tables.blocks_for(len(sequence.tokens)) + len(sequence.pending)
+        return cls(sequence.slots, need - len(hits) + tables.device.idle(hits))
+
+
+class Room(Protocol):
+    """Whether a sequence can join `running` others that will take `promised` blocks, if so much more were free."""
+
+    def __call__(self, join: Joining, promised: int, slots: int = 0, blocks: int = 0, running: int = 0) -> bool: ...
+
+
+def due(sequence: Sequence, tables: BlockTables) -> int:
+    """Blocks that a running sequence will take before others join: for its prompt, or for its next token."""
+    if len(sequence.tokens) - sequence.computed != 1:
+        return owed(sequence, tables)
+    return tables.missing(sequence, sequence.computed + 1)
+
+
+def owed(sequence: Sequence, tables: BlockTables) -> int:
+    """Blocks that a sequence will need for its prompt and the answers yet to join."""
+    return max(0, tables.blocks_for(len(sequence.tokens)) - len(sequence.blocks)) + len(sequence.pending)
+
+
+def count_victims(better: Sequence, running: list[Sequence], tables: BlockTables, has_room: Room) -> int:
+    """How many sequences at the end of `running` must go for `better` to join.
+
+    Only those of a worse priority may. 0 if nobody need go, or if all of them are not enough.
+    """
+    promised = sum(due(s, tables) for s in running)
+    slots, blocks, victims, held = 0, 0, 0, collections.Counter[int]()
+    # What it finds in the cache it shares with the victims: their leaving frees nothing for it.
+    hits = tables.match(better)
+    shared, join = set(hits), Joining.of(better, hits, tables)
+    while not has_room(join, promised, slots, blocks, len(running) - victims):
+        victim = running[-1 - victims] if victims < len(running) else None
+        if victim is None or victim.priority <= better.priority:
+            return 0
+        victims += 1
+        slots += victim.slots
+        promised -= due(victim, tables)
+        # Answers of one request share blocks: these are free once all that hold them have gone.
+        held.update(victim.blocks)
+        blocks += sum(held[b] == tables.device.refs[b] and b not in shared for b in victim.blocks)
+    return victims

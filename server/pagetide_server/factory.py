@@ -1,0 +1,136 @@
+"""Builds an EngineCore from an EngineConfig: the one place that joins scheduler, model, sampler and grammars."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from pagetide_spec.config import EngineConfig
+
+from .engine.core import EngineCore
+from .engine.sampling.compiler import StructureCompiler
+from .engine.sampling.sampler import Sampler
+from .engine.scheduler import Scheduler, SchedulerConfig
+from .model.loader import LoadedModel, load
+from .model.memory import batch_limits, bytes_per_token, kv_blocks, usable_window
+from .model.runner import Runner
+from .model.speed import Speed, measure
+from .text.tokenizer import Tokenizer
+from .wire.messages import Ready
+
+log = logging.getLogger(__name__)
+
+GIB = 1 << 30
+
+
+def create_core(config: EngineConfig, progress: Callable[[str, float], None]) -> EngineCore:
+    """Load the model and set up the engine around it; `progress(stage, fraction)` is told how far it is.
+
+    Raises:
+        SettingError: a setting that this model or machine cannot fulfil.
+        PagetideError: the model cannot be loaded.
+    """
+    tokenizer = Tokenizer.load(config)
+    loaded = load(config, progress)
+    if not loaded.eos_token_ids:
+        # The model states no end: without one, no structured answer would end.
+        loaded = dataclasses.replace(loaded, eos_token_ids=tuple(sorted(tokenizer.eos_token_ids)))
+    limits = scheduler_config(config, loaded, measure(loaded))
+    log_limits(config, loaded, limits)
+    ready = _ready(limits, loaded)
+    eos = frozenset(loaded.eos_token_ids)
+    compiler = StructureCompiler(tokenizer, eos)
+    compiler.warm_up()
+    return EngineCore(
+        Scheduler(limits, _log_block_event if config.log_blocks else None),
+        Runner(loaded, limits.num_blocks, limits.num_swap_blocks, limits.block_size),
+        Sampler(loaded.vocab_size, loaded.device, eos_token_ids=eos, seed=config.seed),
+        compiler,
+        ready,
+    )
+
+
+def scheduler_config(config: EngineConfig, loaded: LoadedModel, speed: Speed) -> SchedulerConfig:
+    """The scheduler's settings: those of `config`, completed by what model, device and memory allow.
+
+    Raises:
+        SettingError: there is no room for what was asked.
+    """
+    batch = batch_limits(config, loaded.device, loaded.max_model_len)
+    num_blocks, num_swap_blocks = kv_blocks(config, loaded)
+    return SchedulerConfig(
+        block_size=config.block_size,
+        num_blocks=num_blocks,
+        num_swap_blocks=num_swap_blocks,
+        max_num_seqs=batch.max_num_seqs,
+        max_num_batched_tokens=batch.max_num_batched_tokens,
+        max_model_len=usable_window(config, loaded.max_model_len, num_blocks),
+        enable_prefix_caching=config.enable_prefix_caching,
+        enable_chunked_prefill=config.enable_chunked_prefill,
+        policy=config.scheduling_policy,
+        preemption_mode=config.preemption_mode,
+        max_queue_len=config.max_queue_len,
+        vocab_size=loaded.vocab_size,
+        eos_token_ids=frozenset(loaded.eos_token_ids),
+        kv_bytes_per_token=bytes_per_token(loaded.layers, loaded.dtype),
+        swap_bytes_per_second=speed.swap_bytes_per_second,
+        recompute_tokens_per_second=speed.recompute_tokens_per_second,
+    )
+
+
+def log_limits(config: EngineConfig, loaded: LoadedModel, limits: SchedulerConfig) -> None:
+    """Say what the engine was set up with, and what in it may surprise."""
+    log.info(
+        "KV cache: %d blocks of %d tokens (%.2f GiB), swap space %d blocks; copying %.3g bytes/s, "
+        "computing %.3g tokens/s",
+        limits.num_blocks,
+        limits.block_size,
+        limits.capacity_tokens * limits.kv_bytes_per_token / GIB,
+        limits.num_swap_blocks,
+        limits.swap_bytes_per_second,
+        limits.recompute_tokens_per_second,
+    )
+    if limits.max_model_len < loaded.max_model_len:
+        log.warning(
+            "max_model_len is %d, which is all that the KV cache holds; the model allows %d: "
+            "raise kv_cache_memory_gib or gpu_memory_utilization for more",
+            limits.max_model_len,
+            loaded.max_model_len,
+        )
+    if not limits.enable_chunked_prefill and limits.max_num_batched_tokens < limits.max_model_len:
+        log.warning(
+            "prompts of more than %d tokens will be refused, since enable_chunked_prefill is off: "
+            "raise max_num_batched_tokens to %d, or turn enable_chunked_prefill on",
+            limits.max_num_batched_tokens,
+            limits.max_model_len,
+        )
+
+
+def _ready(limits: SchedulerConfig, loaded: LoadedModel) -> Ready:
+    return Ready(
+        max_model_len=limits.max_model_len,
+        vocab_size=loaded.vocab_size,
+        eos_token_ids=sorted(loaded.eos_token_ids),
+        max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        block_size=limits.block_size,
+        num_blocks=limits.num_blocks,
+        num_swap_blocks=limits.num_swap_blocks,
+        dtype=str(loaded.dtype).removeprefix("torch."),
+        device=_device_name(loaded.device),
+        attention=loaded.attention_name,
+        step_seconds=limits.max_num_batched_tokens / limits.recompute_tokens_per_second,
+    )
+
+
+def _device_name(device: torch.device) -> str:
+    return "cpu" if device.type == "cpu" else torch.cuda.get_device_name(device)
+
+
+def _log_block_event(event: str, request_id: str, index: int, block_ids: Sequence[int]) -> None:
+    fields: dict[str, Any] = {"request_id": request_id, "index": index, "blocks": list(block_ids)}
+    log.info("%s blocks %s of request %s, answer %d", event, fields["blocks"], request_id, index, extra=fields)

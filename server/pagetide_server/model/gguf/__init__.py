@@ -1,0 +1,1 @@
+"""GGUF files: reading them, and turning them into an ordinary model folder."""

@@ -1,0 +1,28 @@
+"""How the engine process is started, and what its exit codes say. Shared by both sides; imports no torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+DEFAULT_CORE = "pagetide_server.factory:create_core"
+
+# Exit codes of the engine process, and of the server that ends because of it.
+EXIT_SETTING = 2  # a setting is wrong: change it
+EXIT_START = 3  # the model could not be loaded
+EXIT_ENGINE = 4  # the engine failed, or was killed, while it served
+
+
+class Launch(msgspec.Struct, kw_only=True):
+    """What the engine process reads from its standard input, as one JSON document.
+
+    `core` names what makes the core, as "module:attribute". Requests are read from the address `inputs`, and answers
+    written to `outputs`.
+    """
+
+    config: dict[str, Any]
+    core: str = DEFAULT_CORE
+    inputs: str
+    outputs: str
+    parent: int

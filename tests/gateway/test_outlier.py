@@ -1,0 +1,167 @@
+"""Replicas that say they are well and fail, or take requests and hang."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from aiohttp import web
+
+from pagetide_gateway import outlier
+from pagetide_gateway.figures import parse, stall_limit
+from pagetide_gateway.outlier import FAILURES_TO_EJECT, FIRST_EJECTION_S, GOOD, after_failure, takes_part
+from pagetide_gateway.registry import Replica
+
+
+def after(count: int, now: float = 0.0, standing=GOOD):
+    for _ in range(count):
+        standing = after_failure(standing, now)
+    return standing
+
+
+def test_a_few_failures_are_forgiven():
+    assert takes_part(after(FAILURES_TO_EJECT - 1), 0.0, 5)
+
+
+def test_more_set_it_aside_and_then_on_trial():
+    standing = after(FAILURES_TO_EJECT)
+    assert not takes_part(standing, FIRST_EJECTION_S - 0.1, 0)
+    assert takes_part(standing, FIRST_EJECTION_S, 0)
+    assert not takes_part(standing, FIRST_EJECTION_S, 1), "one request at a time"
+
+
+def test_failures_of_requests_from_before_do_not_add_up():
+    standing = after(FAILURES_TO_EJECT)
+    assert after(9, 0.1, standing) == standing
+
+
+def test_each_time_it_is_longer_up_to_a_bound():
+    standing, pauses, now = GOOD, [], 0.0
+    for _ in range(6):
+        standing = after_failure(standing, now, is_stall=True)
+        pauses.append(standing.until - now)
+        now = standing.until
+    assert pauses == [5, 10, 20, 40, 60, 60]
+
+
+async def answer_500(request: web.Request) -> web.StreamResponse:
+    return web.json_response({"error": {"message": "CUDA error"}}, status=500)
+
+
+async def test_one_that_answers_500_is_set_aside_and_comes_back(start_replicas, start_gateway, monkeypatch):
+    monkeypatch.setattr(outlier, "FIRST_EJECTION_S", 0.5)
+    bad, good = await start_replicas(2)
+    plain, bad.answer = bad.answer, answer_500
+    front = await start_gateway(bad, good)
+    statuses = []
+    for _ in range(12):
+        async with front.post({"model": "m"}) as response:
+            statuses.append(response.status)
+    assert statuses.count(500) == FAILURES_TO_EJECT
+    assert await front.metric('pagetide_gateway_ejections_total{model_name="m"}') == 1
+    assert await front.metric('pagetide_gateway_replicas{model_name="m",state="ejected"}') == 1
+    bad.answer = plain
+    await asyncio.sleep(0.5)
+    answered_by = set()
+    for _ in range(4):
+        async with front.post({"model": "m"}) as response:
+            answered_by.add(response.headers["x-pagetide-replica"])
+    assert answered_by == {bad.name, good.name}
+
+
+async def test_where_all_fail_all_are_tried(start_replicas, start_gateway):
+    (bad,) = await start_replicas(1)
+    bad.answer = answer_500
+    front = await start_gateway(bad)
+    for _ in range(FAILURES_TO_EJECT + 2):
+        async with front.post({"model": "m"}) as response:
+            assert response.status == 500
+
+
+async def hang(request: web.Request) -> web.StreamResponse:
+    await asyncio.sleep(60)
+    return web.Response()
+
+
+async def test_one_that_takes_requests_and_hangs_is_left_for_another(start_replicas, start_gateway):
+    """Its health checks are good all the while."""
+    bad, good = await start_replicas(2)
+    bad.answer = hang
+    front = await start_gateway(bad, good, stall_s=0.4)
+    async with asyncio.timeout(5), front.post({"model": "m", "stream": True}) as response:
+        assert (response.status, response.headers["x-pagetide-replica"]) == (200, good.name)
+    for _ in range(4):
+        async with asyncio.timeout(2), front.post({"model": "m", "stream": True}) as response:
+            assert response.headers["x-pagetide-replica"] == good.name
+    assert bad.cancelled.is_set()
+
+
+async def test_a_stream_whose_replica_hangs_ends_with_an_error(start_replicas, start_gateway):
+    (bad,) = await start_replicas(1)
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(b"data: 1\n\n")
+        return await hang(request)
+
+    bad.answer = answer
+    front = await start_gateway(bad, stall_s=0.4)
+    async with asyncio.timeout(5), front.post({"model": "m", "stream": True}) as response:
+        events = (await response.text()).removesuffix("\n\n").split("\n\n")
+    assert events[0] == "data: 1"
+    assert json.loads(events[1].removeprefix("data: "))["error"]["code"] == "upstream_failed"
+    assert events[2] == "data: [DONE]"
+
+
+async def test_one_that_works_in_silence_is_left_in_peace(start_replicas, start_gateway):
+    """A long answer that is no stream shows in nothing but the counters of its replica."""
+    (busy,) = await start_replicas(1)
+    steps = 0
+
+    async def metrics() -> str:
+        nonlocal steps
+        steps += 1
+        return f'pagetide_engine_steps_total{{model_name="m"}} {steps}\n'
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        await asyncio.sleep(1.5)
+        return web.json_response({})
+
+    busy.answer, busy.metrics = answer, metrics
+    front = await start_gateway(busy, stall_s=0.4)
+    async with front.post({"model": "m", "stream": True}) as response:
+        assert response.status == 200
+    assert await front.metric('pagetide_gateway_ejections_total{model_name="m"}') == 0
+
+
+@pytest.mark.parametrize(
+    ("known", "limit"),
+    [
+        pytest.param({"has_counters": True}, 60, id="it knows nothing of what it was sent"),
+        pytest.param({"has_counters": True, "says_busy": True}, 180, id="it says that it is at work"),
+        pytest.param({"streams": 2}, 60, id="its streams would show work"),
+        pytest.param({}, 600, id="nothing would: a long answer is not held against it"),
+    ],
+)
+def test_stall_limit(known, limit):
+    assert stall_limit(Replica("a", "", **known), 60) == limit
+
+
+def test_figures_of_a_server_and_of_vllm():
+    ours = """# HELP pagetide_requests_running x
+pagetide_requests_running{model_name="m"} 3.0
+pagetide_requests_waiting{model_name="m"} 2.0
+pagetide_kv_capacity_tokens{model_name="m"} 4096.0
+pagetide_prefix_cache_query_tokens_total{model_name="m"} 100.0
+pagetide_prefix_cache_hit_tokens_total{model_name="m"} 40.0
+pagetide_engine_steps_total{model_name="m"} 17.0
+pagetide_request_queue_seconds_bucket{le="0.1",model_name="m"} 9.0
+"""
+    figures, work = parse(ours)
+    assert (figures.running, figures.waiting, figures.capacity_tokens) == (3, 2, 4096)
+    assert (figures.query_tokens, figures.hit_tokens, figures.max_running, work) == (100, 40, None, 17)
+    figures, work = parse('vllm:num_requests_running{engine="0"} 5\nvllm:generation_tokens_total 7e3\n')
+    assert (figures.running, work) == (5, 7000)
+    assert parse("<html>")[1] is None

@@ -1,0 +1,75 @@
+"""From settings to the scheduler's limits on a real tiny model, and what is said of them at start."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from pagetide_server.factory import create_core
+from pagetide_spec.config import EngineConfig
+from pagetide_spec.errors import SettingError
+
+# The tiny Llama: 384 bytes a token, 6,144 a block of 16; its window is 512 tokens.
+BLOCK_GIB = 6144 / 2**30
+
+
+@pytest.fixture
+def ready(tiny_model, caplog):
+    """`ready(**settings)`: what the engine says of itself; its log lines are in `caplog`."""
+    caplog.set_level(logging.INFO, "pagetide_server")
+
+    def make(**settings):
+        core = create_core(EngineConfig(model=str(tiny_model("llama")), **settings), lambda stage, fraction: None)
+        core.close()
+        return core.ready
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("settings", "window", "said"),
+    [
+        pytest.param({"kv_cache_memory_gib": 40 * BLOCK_GIB}, 512, None, id="all of the model's"),
+        pytest.param(
+            {"kv_cache_memory_gib": 5.5 * BLOCK_GIB},
+            80,
+            "max_model_len is 80, which is all that the KV cache holds; the model allows 512: raise kv_cache_memory",
+            id="what the memory holds",
+        ),
+        pytest.param({"kv_cache_memory_gib": 5.5 * BLOCK_GIB, "max_model_len": 70}, 70, None, id="what was asked for"),
+    ],
+)
+def test_the_window_is_what_can_be_served(ready, caplog, settings, window, said):
+    assert ready(**settings).max_model_len == window
+    warnings = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert len(warnings) == (said is not None)
+    assert all(line.startswith(said) for line in warnings)
+
+
+def test_a_window_that_was_asked_for_and_does_not_fit_is_refused(ready):
+    with pytest.raises(SettingError, match="max_model_len to at most 80"):
+        ready(kv_cache_memory_gib=5.5 * BLOCK_GIB, max_model_len=81)
+
+
+@pytest.mark.parametrize(
+    ("settings", "tokens", "warned"),
+    [
+        pytest.param({"max_num_batched_tokens": 100}, 100, False, id="prompts in pieces"),
+        pytest.param({"enable_chunked_prefill": False}, 2048, False, id="whole prompts, the usual step"),
+        pytest.param({"enable_chunked_prefill": False, "max_num_batched_tokens": 100}, 100, True, id="a smaller step"),
+    ],
+)
+def test_a_step_that_is_smaller_than_a_prompt_may_be(ready, caplog, settings, tokens, warned):
+    assert ready(kv_cache_memory_gib=0.01, **settings).max_num_batched_tokens == tokens
+    assert ("prompts of more than 100 tokens will be refused" in caplog.text) == warned
+    assert ("raise max_num_batched_tokens to 512" in caplog.text) == warned
+
+
+def test_the_cache_and_the_measured_speeds_are_logged(ready, caplog):
+    ready(kv_cache_memory_gib=10 * BLOCK_GIB, swap_space_gib=0.001)
+    (line,) = [r for r in caplog.records if r.getMessage().startswith("KV cache: 10 blocks of 16 tokens")]
+    copying, computing = line.args[-2:]
+    # A tiny model on any machine: memory moves at least 10 MB/s, and a token is far from a second's work.
+    assert copying > 1e7
+    assert computing > 1e3
