@@ -1,4 +1,4 @@
-"""Copy blocks within one KV cache, for sequences that part from a shared block."""
+"""Copy blocks within KV caches, for sequences that part from a shared block."""
 
 from __future__ import annotations
 
@@ -6,24 +6,35 @@ from collections.abc import Sequence
 
 import torch
 
+from .dispatch import choose
 
-def copy_blocks(cache: torch.Tensor, pairs: Sequence[tuple[int, int]]) -> None:
-    """Copy block `source` over block `target` for each (source, target) of `pairs`, in place.
+
+def copy_blocks(caches: Sequence[torch.Tensor], pairs: Sequence[tuple[int, int]]) -> None:
+    """Copy block `source` over block `target` of each cache, for each (source, target) of `pairs`, in place.
 
     All sources are read before any target is written, so a block may be source of several pairs, or be the source of
-    one and the target of another.
+    one and the target of another. On a GPU it is one launch for all caches, unless there is such another.
 
     Args:
-        cache: [blocks, ...]
+        caches: each [blocks, ...], equal in the number of blocks and on one device.
+        pairs: the same for all of them.
 
     Raises:
-        ValueError: a block number lies outside the cache, or a target comes twice.
+        ValueError: a block number lies outside the caches, or a target comes twice.
     """
-    if not pairs:
+    if not pairs or not caches:
         return
-    sources, targets = checked_pairs(pairs, cache.shape[0], cache.shape[0])
-    moved = cache.index_select(0, torch.tensor(sources, device=cache.device))
-    cache.index_copy_(0, torch.tensor(targets, device=cache.device), moved)
+    blocks, device = caches[0].shape[0], caches[0].device
+    froms, tos = checked_pairs(pairs, blocks, blocks)
+    if choose(device).name == "triton" and not set(froms) & set(tos):
+        from .gpu.move_blocks import move_blocks  # needs the package triton
+
+        move_blocks(caches, caches, pairs)
+        return
+    # [2, pairs]: one transfer for all caches.
+    sources, targets = torch.tensor([froms, tos], device=device)
+    for cache in caches:
+        cache.index_copy_(0, targets, cache.index_select(0, sources))
 
 
 def checked_pairs(pairs: Sequence[tuple[int, int]], num_sources: int, num_targets: int) -> tuple[list[int], list[int]]:

@@ -9,32 +9,37 @@ from typing import Any
 
 import torch
 
-from pagetide_spec.config import EngineConfig
+from pagetide_spec.config import GIB, EngineConfig
 
 from .engine.core import EngineCore
 from .engine.sampling.compiler import StructureCompiler
 from .engine.sampling.sampler import Sampler
 from .engine.scheduler import Scheduler, SchedulerConfig
+from .model.limits import batch_limits
 from .model.loader import LoadedModel, load
-from .model.memory import batch_limits, bytes_per_token, kv_blocks, usable_window
+from .model.memory import bytes_per_token, kv_blocks, usable_window
 from .model.runner import Runner
 from .model.speed import Speed, measure
+from .model.weights import dtype_name
 from .text.tokenizer import Tokenizer
 from .wire.messages import Ready
 
 log = logging.getLogger(__name__)
 
-GIB = 1 << 30
 
-
-def create_core(config: EngineConfig, progress: Callable[[str, float], None]) -> EngineCore:
+def create_core(
+    config: EngineConfig, progress: Callable[[str, float], None], tokenizer: Tokenizer | None = None
+) -> EngineCore:
     """Load the model and set up the engine around it; `progress(stage, fraction)` is told how far it is.
+
+    `tokenizer` is the model's own, where the caller has loaded it already.
 
     Raises:
         SettingError: a setting that this model or machine cannot fulfil.
         PagetideError: the model cannot be loaded.
     """
-    tokenizer = Tokenizer.load(config)
+    # Before the weights, so that one that cannot be had is told at once.
+    tokenizer = tokenizer or Tokenizer.load(config)
     loaded = load(config, progress)
     if not loaded.eos_token_ids:
         # The model states no end: without one, no structured answer would end.
@@ -120,7 +125,7 @@ def _ready(limits: SchedulerConfig, loaded: LoadedModel) -> Ready:
         block_size=limits.block_size,
         num_blocks=limits.num_blocks,
         num_swap_blocks=limits.num_swap_blocks,
-        dtype=str(loaded.dtype).removeprefix("torch."),
+        dtype=dtype_name(loaded.dtype),
         device=_device_name(loaded.device),
         attention=loaded.attention_name,
         step_seconds=limits.max_num_batched_tokens / limits.recompute_tokens_per_second,

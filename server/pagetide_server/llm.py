@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
-import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-import msgspec
+from pagetide_spec.config import EngineConfig, setting_of
+from pagetide_spec.errors import PagetideError, SettingError
 
-from pagetide_spec.config import EngineConfig
-from pagetide_spec.errors import PagetideError
-
-from .inputs import Message, Prompt, as_conversations, as_ids, as_list, one_each, plain
+from .inputs import Message, Prompt, as_conversations, as_list, one_each
 from .interrupts import held_back
+from .logs import attach_log
 from .progress import LoadingProgress, prompts_bar
+from .requests import RequestMaker
 from .results import OpenPrompt, RequestOutput
 from .text.chat import configured, render
 from .text.tokenizer import Tokenizer
 from .threads import wait_passively
-from .wire.checks import check_params, check_prompt, check_text
-from .wire.messages import AbortRequest, AddRequest, EngineStats, SamplingParams
+from .wire.checks import check_text
+from .wire.messages import AbortRequest, EngineStats, SamplingParams
+
+# Of the settings of the group "server" those that mean something here, and of the others those that do not.
+_FOLLOWED = {"chat_template", "log_level", "log_format"}
+_OF_A_SERVER = {"max_queue_len", "served_model_name"}
 
 # What `render` takes by itself; all else is a variable of the template.
 _RENDER_OPTIONS = ("tools", "documents", "add_generation_prompt", "continue_final_message")
@@ -37,8 +39,9 @@ COMPILE_POLL_SECONDS = 0.005
 class LLM:
     """A model for offline use.
 
-    `LLM(model="path or hub id", max_num_seqs=8, ...)` takes every EngineConfig field. Of calls from several threads one
-    waits for the other. Use it as a context manager, or `close()` it, to free the model's memory.
+    `LLM(model="path or hub id", max_num_seqs=8, ...)` takes every EngineConfig field but those that only a server could
+    follow. Of calls from several threads one waits for the other. Use it as a context manager, or `close()` it, to free
+    the model's memory.
 
     Raises:
         SettingError: an engine setting that does not exist or has a wrong value.
@@ -49,18 +52,16 @@ class LLM:
         self._core: Any = None
         # Reentrant for handlers of signals that close it.
         self._turn = threading.RLock()
-        self.config = EngineConfig.from_mapping({"model": model, **engine_config})
-        _set_up_logging(self.config)
+        self.config = _engine_config({"model": model, **engine_config})
+        attach_log(self.config.log_level, self.config.log_format)
         wait_passively()
         from .factory import create_core
 
-        # The bound of the queue protects a server from its clients; here all prompts are in memory anyhow.
-        unbounded = dataclasses.replace(self.config, max_queue_len=sys.maxsize)
         self._tokenizer = Tokenizer.load(self.config)
-        self._template = configured(self.config.chat_template, self._tokenizer)
+        self._templates = configured(self.config.chat_template, self._tokenizer)
         with LoadingProgress() as progress:
-            self._core = create_core(unbounded, progress.report)
-        self._ids = itertools.count()
+            self._core = create_core(self.config, progress.report, self._tokenizer)
+        self._requests = RequestMaker(self._tokenizer, self._core.ready)
 
     def generate(
         self,
@@ -83,23 +84,11 @@ class LLM:
         """
         each = as_list(prompts)
         with self._turn:
-            core = self._open_core()
-            requests = [self._request(p, one) for p, one in zip(each, one_each(params, len(each)), strict=True)]
-            self._finish(core, requests, progress)
+            self._open_core()
+            with prompts_bar(len(each), progress) as advance:
+                requests = self._requests.make(each, one_each(params, len(each)))
+                self._answer(requests, advance)
         return [r.result() for r in requests]
-
-    def _finish(self, core: Any, requests: list[OpenPrompt], progress: bool | None) -> None:
-        """Run all requests to their end; whatever happens, none of them is left in the engine."""
-        with held_back() as interrupt:
-            try:
-                with prompts_bar(len(requests), progress) as advance:
-                    self._run({r.add.request_id: r for r in requests}, advance, interrupt.deliver)
-            finally:
-                if interrupt.broke_in:
-                    self.close()  # nobody knows how far the step had come
-                else:
-                    for request in requests:
-                        core.abort(AbortRequest(request.add.request_id))
 
     def chat(
         self,
@@ -117,18 +106,17 @@ class LLM:
         Raises:
             ChatTemplateError: the template refuses the messages, or the model has none.
         """
-        several = as_conversations(conversations)
         options = {name: template_options.pop(name) for name in _RENDER_OPTIONS if name in template_options}
-        options |= {"template": self._template, "variables": template_options}
-        texts = [render(self._tokenizer, messages, **options) for messages in several]
+        texts = [
+            render(self._tokenizer, messages, self._templates, **options, variables=template_options)
+            for messages in as_conversations(conversations)
+        ]
         for text in texts:
             check_text(text, "messages")
         # The template writes the special tokens itself.
-        ids = [self._tokenizer.encode(text, add_special_tokens=False) for text in texts]
-        return [
-            dataclasses.replace(r, prompt=t)
-            for r, t in zip(self.generate(ids, params, progress=progress), texts, strict=True)
-        ]
+        ids = self._tokenizer.encode_batch(texts, add_special_tokens=False)
+        results = self.generate(ids, params, progress=progress)
+        return [dataclasses.replace(result, prompt=text) for result, text in zip(results, texts, strict=True)]
 
     @property
     def vocab_size(self) -> int:
@@ -160,28 +148,17 @@ class LLM:
             raise PagetideError("this LLM is closed; make a new one")
         return self._core
 
-    def _request(self, prompt: Prompt, params: SamplingParams) -> OpenPrompt:
-        prompt = plain(prompt)
-        text = prompt if isinstance(prompt, str) else None
-        if text is not None:
-            check_text(text, "prompt")
-        params = check_params(params, self._core.ready)
-        token_ids = self._tokenizer.encode(text) if text is not None else as_ids(prompt)
-        check_prompt(token_ids, self._core.ready, scored_only=params.max_tokens == 0)
-        words = self._tokenizer.bad_word_ids(params.bad_words)
-        # The best answers are told by their log probabilities, asked for or not.
-        ranked = params.best_of is not None and params.logprobs is None
-        add = AddRequest(
-            request_id=f"llm-{next(self._ids)}",
-            prompt_token_ids=token_ids,
-            params=msgspec.structs.replace(
-                params,
-                logprobs=0 if ranked else params.logprobs,
-                bad_words_token_ids=(*params.bad_words_token_ids, *words),
-            ),
-            arrival=time.monotonic(),
-        )
-        return OpenPrompt(add, params, text, self._tokenizer)
+    def _answer(self, requests: list[OpenPrompt], advance: Callable[[], object]) -> None:
+        """Run the requests to their end; whatever happens, none of them stays in the engine."""
+        with held_back() as interrupt:
+            try:
+                self._run({r.add.request_id: r for r in requests}, advance, interrupt.deliver)
+            finally:
+                if interrupt.broke_in:
+                    self.close()  # nobody knows how far the step had come
+                else:
+                    for request in requests:
+                        self._core.abort(AbortRequest(request.add.request_id))
 
     def _run(
         self, requests: dict[str, OpenPrompt], advance: Callable[[], object], between_steps: Callable[[], object]
@@ -205,11 +182,16 @@ class LLM:
             outputs = self._core.step().outputs
 
 
-def _set_up_logging(config: EngineConfig) -> None:
-    """Log at the configured level; to stderr if the program has set up no logging of its own."""
-    logger = logging.getLogger("pagetide_server")
-    logger.setLevel(config.log_level.upper())
-    if not logger.hasHandlers():
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-        logger.addHandler(handler)
+def _engine_config(settings: Mapping[str, Any]) -> EngineConfig:
+    """The configuration of an engine that no server stands before.
+
+    Raises:
+        SettingError: a setting that does not exist, has a wrong value, or only a server could follow.
+    """
+    config = EngineConfig.from_mapping(settings)
+    groups = {field.name: setting_of(field).group for field in dataclasses.fields(EngineConfig)}
+    for name, value in settings.items():
+        if name in _OF_A_SERVER or (groups[name] == "server" and name not in _FOLLOWED):
+            raise SettingError(name, value, "is a setting of a server, which LLM is not; leave it out")
+    # The bound of the queue protects a server from its clients; here all prompts are in memory anyhow.
+    return dataclasses.replace(config, max_queue_len=sys.maxsize)

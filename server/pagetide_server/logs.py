@@ -35,10 +35,22 @@ class JsonFormatter(logging.Formatter):
 
 def set_up_logging(level: str, form: str, source: str = "%(name)s") -> None:
     """Send the process's log, and Python's warnings, to stderr. `source` says in text lines where they come from."""
-    handler = logging.StreamHandler(sys.stderr)
-    text = logging.Formatter(f"%(asctime)s %(levelname)s {source} %(message)s")
-    handler.setFormatter(JsonFormatter() if form == "json" else text)
-    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    logging.basicConfig(level=level.upper(), handlers=[_handler(form, source)], force=True)
     logging.captureWarnings(True)
     for noisy in ("asyncio", "uvicorn.error", "httpx"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+def attach_log(level: str, form: str) -> None:
+    """Log what this package says at a level; to stderr if the program has set up no logging of its own."""
+    logger = logging.getLogger(__package__)
+    logger.setLevel(level.upper())
+    if not logger.hasHandlers():
+        logger.addHandler(_handler(form, "%(name)s"))
+
+
+def _handler(form: str, source: str) -> logging.Handler:
+    handler = logging.StreamHandler(sys.stderr)
+    text = logging.Formatter(f"%(asctime)s %(levelname)s {source} %(message)s")
+    handler.setFormatter(JsonFormatter() if form == "json" else text)
+    return handler

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from pagetide_spec.command_line import Parser
-from pagetide_spec.config import EngineConfig
+from pagetide_spec.config import GIB, EngineConfig
 from pagetide_spec.errors import PagetideError, SettingError
 from pagetide_spec.flags import add_flags, config_from
 
-GIB = 1 << 30
 UNITS = {
     "": 1,
     "K": 10**3,
@@ -25,7 +24,7 @@ UNITS = {
     "T": 10**12,
     "KI": 1 << 10,
     "MI": 1 << 20,
-    "GI": 1 << 30,
+    "GI": GIB,
     "TI": 1 << 40,
 }
 # CUDA's context and its libraries' work space.
@@ -34,11 +33,12 @@ RUNTIME_BYTES = 700 << 20
 
 @dataclasses.dataclass(frozen=True)
 class ModelPlan:
-    """Sizes in bytes; `concurrency` maps a length in tokens to the sequences of that length that fit at once.
+    """Sizes in bytes; `concurrency` maps a length in tokens to the sequences of that length that run at once.
 
     `max_model_len` is what the engine serves, `model_window` what was asked for or the model allows.
 
-    `activation_bytes` is an estimate, `runtime_bytes` a usual value; all else is exact.
+    `activation_bytes` is an estimate, `runtime_bytes` a usual value; all else is exact, but that quantized weights are
+    counted as if they were not.
     """
 
     model: str
@@ -115,52 +115,89 @@ def make_plan(config: EngineConfig, device_bytes: int, lengths: list[int] | None
     Raises:
         SettingError: the model cannot be served or has no room; says what to change.
     """
-    import torch
+    from .model.weights import dtype_name
 
-    from .model.loader import dtype_of, window
-    from .model.memory import batch_limits, bytes_per_token, check_room, usable_window, useful_blocks
-    from .model.network import examine
-
-    device = torch.device("cuda")
-    hf_config = _configuration(config)
-    dtype, shape = dtype_of(hf_config, config, device), examine(hf_config, config)
-    max_model_len = window(hf_config, config)
-    token, weights = bytes_per_token(shape.layers, dtype), shape.parameters * dtype.itemsize
-    limits = batch_limits(config, device, max_model_len)
-    activations = _activations(hf_config, shape.vocab_size, limits, dtype.itemsize)
-    blocks = _room(config, device_bytes, weights + activations) // (token * config.block_size)
-    if config.kv_cache_memory_gib is None:
-        blocks = min(blocks, useful_blocks(config, limits, max_model_len))
-    check_room(config, blocks, token * config.block_size, max_model_len, device_bytes)
-    usable = usable_window(config, max_model_len, blocks)
-    if lengths and max(lengths) > usable:
-        raise SettingError("--lengths", max(lengths), f"a sequence has at most {usable} tokens here")
+    model = _examined(config)
+    room = _room(config, model, device_bytes)
     return ModelPlan(
         model=config.model,
-        architecture=(getattr(hf_config, "architectures", None) or [hf_config.model_type])[0],
-        dtype=str(dtype).removeprefix("torch."),
-        parameters=shape.parameters,
-        weight_bytes=weights,
-        layers=len(shape.layers),
-        windowed_layers=sum(layer.sliding_window is not None for layer in shape.layers),
-        bytes_per_token=token,
-        max_model_len=usable,
-        model_window=max_model_len,
+        architecture=(getattr(model.hf_config, "architectures", None) or [model.hf_config.model_type])[0],
+        dtype=dtype_name(model.dtype),
+        parameters=model.shape.parameters,
+        weight_bytes=model.weight_bytes,
+        layers=len(model.shape.layers),
+        windowed_layers=sum(layer.sliding_window is not None for layer in model.shape.layers),
+        bytes_per_token=model.bytes_per_token,
+        max_model_len=room.window,
+        model_window=model.window,
         device_bytes=device_bytes,
-        activation_bytes=activations,
+        activation_bytes=room.activation_bytes,
         block_size=config.block_size,
-        blocks=blocks,
-        concurrency={n: blocks // -(-n // config.block_size) for n in lengths or _usual_lengths(usable)},
+        blocks=room.blocks,
+        concurrency={n: room.fitting(n, config.block_size) for n in lengths or _usual_lengths(room.window)},
     )
 
 
-def _room(config: EngineConfig, device_bytes: int, held: int) -> int:
-    """Bytes for the KV cache beside `held` bytes of weights and activations; below 0 where these have none."""
-    from .model.memory import asked_bytes
+@dataclasses.dataclass(frozen=True)
+class _Model:
+    """What is known of a model without its weights; `dtype` and `shape` are of torch and of model/network.py."""
 
-    if config.kv_cache_memory_gib is not None:
-        return asked_bytes(config, device_bytes - held - RUNTIME_BYTES)
-    return int(device_bytes * config.gpu_memory_utilization) - held - RUNTIME_BYTES
+    hf_config: Any
+    dtype: Any
+    shape: Any
+    window: int
+    bytes_per_token: int
+
+    @property
+    def weight_bytes(self) -> int:
+        return int(self.shape.parameters * self.dtype.itemsize)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Room:
+    """What a device has for a model; `window` is the longest sequence that the engine will serve."""
+
+    activation_bytes: int
+    blocks: int
+    window: int
+    max_num_seqs: int
+
+    def fitting(self, length: int, block_size: int) -> int:
+        """Sequences of a length that the engine runs at once.
+
+        Raises:
+            SettingError: it serves none of that length.
+        """
+        if length > self.window:
+            raise SettingError("--lengths", length, f"a sequence has at most {self.window} tokens here")
+        return min(self.max_num_seqs, self.blocks // -(-length // block_size))
+
+
+def _examined(config: EngineConfig) -> _Model:
+    import torch
+
+    from .model.loader import dtype_of, window
+    from .model.memory import bytes_per_token
+    from .model.network import examine
+
+    hf_config = _configuration(config)
+    dtype, shape = dtype_of(hf_config, config, torch.device("cuda")), examine(hf_config, config)
+    return _Model(hf_config, dtype, shape, window(hf_config, config), bytes_per_token(shape.layers, dtype))
+
+
+def _room(config: EngineConfig, model: _Model, device_bytes: int) -> _Room:
+    """As the engine finds it, but that activations are estimated and the runtime's memory is a usual value."""
+    import torch
+
+    from .model.limits import batch_limits
+    from .model.memory import Memory, cache_blocks, usable_window
+    from .model.profile import estimated_activations
+
+    limits = batch_limits(config, torch.device("cuda"), model.window)
+    activations = estimated_activations(model.hf_config, model.shape.vocab_size, limits, model.dtype)
+    memory = Memory(device_bytes, model.weight_bytes + activations + RUNTIME_BYTES, on_gpu=True)
+    blocks = cache_blocks(config, memory, model.bytes_per_token * config.block_size, model.window, limits)
+    return _Room(activations, blocks, usable_window(config, model.window, blocks), limits.max_num_seqs)
 
 
 def _configuration(config: EngineConfig) -> Any:
@@ -173,18 +210,6 @@ def _configuration(config: EngineConfig) -> Any:
 
         return read_gguf_config(config)
     return read_config(resolve_config(config), config)
-
-
-def _activations(hf_config: Any, vocab: int, limits: Any, itemsize: int) -> int:
-    """Estimate for the greatest step: of each token the residual stream, its norms, query, keys, values and the gated
-    inner width, of each sequence three rows of float32 logits, and what sampling takes whatever the batch.
-    """
-    from .model.profile import sampler_bytes
-
-    text = hf_config.get_text_config()
-    inner = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
-    per_token = (8 * text.hidden_size + 3 * inner) * itemsize
-    return int(limits.max_num_batched_tokens * per_token + 3 * limits.max_num_seqs * vocab * 4 + sampler_bytes(vocab))
 
 
 def _usual_lengths(max_model_len: int) -> list[int]:

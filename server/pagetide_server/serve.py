@@ -60,7 +60,7 @@ def _config(argv: Sequence[str]) -> EngineConfig:
     try:
         path = locate(config.model)
         if path is not None and path.is_dir():
-            read_json(path / "config.json", config)
+            read_json(path / "config.json", config.model)
     except SettingError as error:
         raise error.renamed("MODEL") from None
     return config

@@ -16,6 +16,9 @@ from typing import Any, Literal
 
 from .errors import SettingError
 
+# Bytes in the unit of the settings that end in `_gib`.
+GIB = 1 << 30
+
 
 @dataclasses.dataclass(frozen=True)
 class Setting:

@@ -45,3 +45,9 @@ def shorten(value: object) -> str:
     """A value as error messages show it."""
     text = repr(value)
     return text if len(text) <= SHOWN_LENGTH else text[: SHOWN_LENGTH - 3] + "..."
+
+
+def first_line(error: BaseException) -> str:
+    """The beginning of an error's text, for a message of one line; its type's name where it has no text."""
+    lines = str(error).strip().splitlines()
+    return lines[0][:160] if lines else type(error).__name__

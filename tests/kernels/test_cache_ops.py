@@ -65,7 +65,7 @@ PAIRS = [
 def test_copies_blocks_as_they_were(pairs: list[tuple[int, int]]) -> None:
     got = torch.randn(6, 8, 2, 4)
     expected = got.clone()
-    copy_blocks(got, pairs)
+    copy_blocks([got], pairs)
     reference.move_blocks(expected, expected, pairs)
     assert torch.equal(got, expected)
 
@@ -74,7 +74,7 @@ def test_copies_blocks_as_they_were(pairs: list[tuple[int, int]]) -> None:
 def test_swaps_blocks_between_caches(pairs: list[tuple[int, int]]) -> None:
     device, got = torch.randn(6, 8, 2, 4), make_cache(9, 8, 2, 4)
     expected = got.clone()
-    swap_blocks(device, got, pairs)
+    swap_blocks([(device, got)], pairs)
     reference.move_blocks(device, expected, pairs)
     assert same(got, expected)
 
@@ -90,11 +90,11 @@ def test_swaps_blocks_between_caches(pairs: list[tuple[int, int]]) -> None:
 def test_refuses_wrong_block_numbers(pairs: list[tuple[int, int]], problem: str) -> None:
     cache = torch.zeros(6, 8, 2, 4)
     with pytest.raises(ValueError, match=problem):
-        copy_blocks(cache, pairs)
+        copy_blocks([cache], pairs)
     with pytest.raises(ValueError, match=problem):
-        swap_blocks(cache, cache.clone(), pairs)
+        swap_blocks([(cache, cache.clone())], pairs)
 
 
 def test_refuses_to_swap_between_different_caches() -> None:
     with pytest.raises(ValueError, match="differ"):
-        swap_blocks(torch.zeros(2, 8, 1, 4), torch.zeros(2, 16, 1, 4), [(0, 0)])
+        swap_blocks([(torch.zeros(2, 8, 1, 4), torch.zeros(2, 16, 1, 4))], [(0, 0)])

@@ -6,7 +6,9 @@ import logging
 
 import pytest
 
+from pagetide_server import LLM, factory
 from pagetide_server.factory import create_core
+from pagetide_server.text.tokenizer import Tokenizer
 from pagetide_spec.config import EngineConfig
 from pagetide_spec.errors import SettingError
 
@@ -73,3 +75,30 @@ def test_the_cache_and_the_measured_speeds_are_logged(ready, caplog):
     # A tiny model on any machine: memory moves at least 10 MB/s, and a token is far from a second's work.
     assert copying > 1e7
     assert computing > 1e3
+
+
+@pytest.fixture
+def no_weights(monkeypatch):
+    """Whoever loads weights has come too far."""
+
+    def load(config, progress):
+        raise AssertionError("the weights are being loaded")
+
+    monkeypatch.setattr(factory, "load", load)
+
+
+def test_a_tokenizer_that_cannot_be_had_is_told_before_weights_are_read(tiny_model, tmp_path, no_weights):
+    with pytest.raises(SettingError, match=r"tokenizer: .* has no tokenizer\.json"):
+        create_core(EngineConfig(model=str(tiny_model("llama")), tokenizer=str(tmp_path)), lambda stage, part: None)
+
+
+def test_the_library_reads_its_tokenizer_once(tiny_model, monkeypatch):
+    read, from_folder = [], Tokenizer.from_folder
+
+    def counted(*args):
+        read.append(args)
+        return from_folder(*args)
+
+    monkeypatch.setattr(Tokenizer, "from_folder", counted)
+    LLM(str(tiny_model("llama")), kv_cache_memory_gib=0.01).close()
+    assert len(read) == 1

@@ -17,16 +17,18 @@ from statistics import fmean
 import numpy as np
 import pytest
 
-from pagetide_server import LLM, SamplingParams
+from pagetide_server import LLM, SamplingParams, requests
 from pagetide_server.engine.core import EngineCore
 from pagetide_server.engine.scheduler import Scheduler
 from pagetide_server.engine.tables import BlockTables
 from pagetide_server.results import GenerationError
-from pagetide_server.text.chat import ChatTemplateError, render
+from pagetide_server.text.chat import ChatTemplateError, configured, render
+from pagetide_server.wire.checks import check_params
 from pagetide_server.wire.messages import AbortRequest, AddRequest, Structure
 from pagetide_spec.errors import PagetideError, SettingError
 
 SETTINGS = {"dtype": "float32", "kv_cache_memory_gib": 0.01, "max_num_seqs": 16}
+USER = {"role": "user", "content": "Hi"}
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
 
 
@@ -208,6 +210,18 @@ def test_unknown_names(tiny_model):
         LLM(str(tiny_model("llama")), block_size=12)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("port", 1), ("host", "0.0.0.0"), ("api_key", "x"), ("shutdown_timeout_s", 3.0), ("max_body_mib", 1.0),
+        ("tool_call_parser", "hermes"), ("max_queue_len", 5), ("served_model_name", "m"),
+    ],
+)  # fmt: skip
+def test_settings_that_only_a_server_could_follow_are_refused_by_name(tiny_model, name, value):
+    with pytest.raises(SettingError, match=f"^{name}: .* is a setting of a server, which LLM is not; leave it out"):
+        LLM(str(tiny_model("llama")), **{name: value})
+
+
 # ---- what parameters do
 
 
@@ -246,8 +260,9 @@ def test_bad_words_do_not_come(llm):
     likely = {"logit_bias": dict.fromkeys(words(llm), 100.0), "max_tokens": 8}
     (plain,) = llm.generate([5, 6, 7], greedy(**likely))
     word = llm._tokenizer.decode(plain.outputs[0].token_ids[2:3])
+    assert word in plain.outputs[0].text
     (without,) = llm.generate([5, 6, 7], greedy(**likely, bad_words=[word]))
-    assert plain.outputs[0].token_ids[2] not in without.outputs[0].token_ids
+    assert word not in without.outputs[0].text
 
 
 def test_a_prompt_may_only_be_scored(llm):
@@ -322,13 +337,30 @@ def test_the_end_of_a_structure_is_not_repeated_for_min_tokens(llm):
 def test_chat_goes_through_the_template(llm):
     messages = [{"role": "user", "content": "Hi"}]
     (result,) = llm.chat(messages, GREEDY)
-    assert result.prompt == render(llm._tokenizer, messages)
+    assert result.prompt == render(llm._tokenizer, messages, configured(None, llm._tokenizer))
     assert result.prompt_token_ids == llm._tokenizer.encode(result.prompt, add_special_tokens=False)
     pair = llm.chat([messages, [{"role": "user", "content": "Bye"}]], GREEDY)
     assert pair[0].outputs[0].token_ids == result.outputs[0].token_ids
     assert "Bye" in pair[1].prompt
-    with pytest.raises(ChatTemplateError):
-        llm.chat([{"content": "nobody says this"}], GREEDY)
+
+
+@pytest.mark.parametrize(
+    ("conversations", "options", "said"),
+    [
+        pytest.param([], {}, "messages: is empty", id="no message"),
+        pytest.param([[]], {}, "messages: is empty", id="an empty conversation"),
+        pytest.param([{"content": "nobody says this"}], {}, "messages[0].role: must be a text", id="no role"),
+        pytest.param([{**USER, "tool_calls": 5}], {}, "messages[0].tool_calls: must be a list", id="a number of calls"),
+        pytest.param(
+            [{**USER, "tool_calls": {"a": 1}}], {}, "messages[0].tool_calls: must be", id="an object of calls"
+        ),
+        pytest.param([USER], {"tools": 5}, "tools: must be a list of objects, not 5", id="a number of tools"),
+    ],
+)
+def test_wrong_conversations(llm, conversations, options, said):
+    with pytest.raises(ChatTemplateError) as caught:
+        llm.chat(conversations, GREEDY, **options)
+    assert said in str(caught.value)
 
 
 # ---- life and failures
@@ -496,6 +528,43 @@ def _be_a_terminal(monkeypatch, stream):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys, "stderr", stream())
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_the_log_has_the_form_that_was_asked_for(tiny_model, capsys, monkeypatch, form):
+    # As in a program that has set up no logging.
+    logger = logging.getLogger("pagetide_server")
+    monkeypatch.setattr(logger, "handlers", [])
+    monkeypatch.setattr(logger, "propagate", False)
+    LLM(str(tiny_model("llama")), log_format=form, **SETTINGS).close()
+    lines = [line for line in capsys.readouterr().err.splitlines() if "KV cache" in line]
+    assert len(lines) == 1
+    assert lines[0].startswith("{") == (form == "json")
+    if form == "json":
+        assert json.loads(lines[0])["level"] == "info"
+
+
+def test_many_prompts_are_encoded_together_and_their_parameters_checked_once(llm, monkeypatch):
+    _be_a_terminal(monkeypatch, Terminal)
+    encoded, checked = [], []
+    encode_batch = llm._tokenizer.encode_batch
+
+    def encode(texts, **options):
+        encoded.append((list(texts), "prompts" in sys.stderr.getvalue()))
+        return encode_batch(texts, **options)
+
+    def check(params, ready):
+        checked.append(params)
+        return check_params(params, ready)
+
+    monkeypatch.setattr(llm._tokenizer, "encode_batch", encode)
+    monkeypatch.setattr(requests, "check_params", check)
+    other = greedy(max_tokens=2)
+    results = llm.generate(["a", [5], "b", "c"], [GREEDY, GREEDY, other, GREEDY])
+    assert [r.prompt for r in results] == ["a", None, "b", "c"]
+    # The bar is there before the work begins.
+    assert encoded == [(["a", "b", "c"], True)]
+    assert checked == [GREEDY, other]
 
 
 @pytest.mark.parametrize(

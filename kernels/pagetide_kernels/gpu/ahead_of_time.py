@@ -89,7 +89,7 @@ def forms() -> Iterator[Form]:
         constants = {"SIZE": 14336, "ACTIVATION": activation, "BLOCK": gated.BLOCK}
         yield Form(f"gated {activation}", gated._gated_kernel, types, constants)
     yield _rotary()
-    types = {"addresses": "*i64", "table": "*i64", "caches": "i32", "count": "i32"}
+    types = {"addresses": "*i64", "table": "*i64", "count": "i32"}
     constants = {"WORDS": 4096, "CHUNK": move_blocks.CHUNK}
     yield Form("move_blocks", move_blocks._move_blocks_kernel, types, constants)
     types = dict.fromkeys(("logits", "temperatures", "top_ps", "min_ps"), "*fp32") | {"top_ks": "*i32", "bits": "*i32"}

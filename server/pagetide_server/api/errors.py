@@ -102,7 +102,7 @@ def translate(error: BaseException) -> ApiError:
     if isinstance(error, ClientDisconnect):
         return ApiError(499, "the client has left")  # never read by anybody
     if isinstance(error, PagetideError):
-        return invalid(str(error))
+        return invalid(str(error), getattr(error, "field", None))
     if isinstance(error, HTTPException):
         phrase = http.HTTPStatus(error.status_code).phrase
         return ApiError(error.status_code, f"{phrase}: {error.detail}" if error.detail != phrase else phrase)

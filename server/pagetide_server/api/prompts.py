@@ -78,7 +78,9 @@ class Prompter:
         return await self._off_loop(_characters(request.messages or []), self._render, request)
 
     def _render(self, request: ChatRequest | TokenizeRequest) -> str:
-        _check_messages(request.messages or [])
+        count = len(request.messages or [])
+        if not 0 < count <= MAX_MESSAGES:
+            raise invalid(f"messages: {count} messages; 1 to {MAX_MESSAGES} are needed", "messages")
         if request.chat_template is not None:
             # A template is a program; one that comes with a request could keep the server busy for ever.
             raise invalid("chat_template: is not taken from requests; start the server with --chat-template",
@@ -88,8 +90,8 @@ class Prompter:
         return render(
             self.tokenizer,
             request.messages or [],
-            tools=tools_of(request),
-            template=self.templates,
+            self.templates,
+            tools_of(request),
             add_generation_prompt=not continues if generation is None else generation,
             continue_final_message=continues,
             documents=getattr(request, "documents", None),
@@ -151,18 +153,6 @@ def _separate(prompt: Any) -> list[str | list[int]]:
     if len(prompt) > MAX_PROMPTS:
         raise invalid(f"prompt: {len(prompt)} prompts in one request; at most {MAX_PROMPTS}", "prompt")
     return list(prompt)
-
-
-def _check_messages(messages: list[dict[str, Any]]) -> None:
-    """What the template's own checks do not look at."""
-    if not 0 < len(messages) <= MAX_MESSAGES:
-        raise invalid(f"messages: {len(messages)} messages; 1 to {MAX_MESSAGES} are needed", "messages")
-    for number, message in enumerate(messages):
-        if not message.get("role"):
-            raise wrong(f"messages[{number}].role", message.get("role"), "must be a text such as user")
-        calls = message.get("tool_calls")
-        if calls is not None and not (isinstance(calls, list) and all(isinstance(call, dict) for call in calls)):
-            raise wrong(f"messages[{number}].tool_calls", calls, "must be a list of objects")
 
 
 def _characters(messages: list[dict[str, Any]]) -> int:

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from pagetide_spec.config import EngineConfig
-from pagetide_spec.errors import PagetideError, SettingError, shorten
+from pagetide_spec.errors import SettingError, first_line, shorten
+
+from . import hub
 
 Progress = Callable[[str, float], None]
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
-# What a server reads of a hub repository; weights in other formats stay there.
-HUB_PATTERNS = ["*.json", "*.safetensors", "*.model", "*.jinja", "tokenizer*", "*.txt"]
 
 
 def silent(stage: str, fraction: float) -> None:
@@ -38,7 +38,7 @@ def resolve(config: EngineConfig, progress: Progress = silent) -> Path:
     """
     path = locate(config.model)
     if path is None:
-        return _from_hub(config, HUB_PATTERNS, progress)
+        return hub.fetch(config, hub.PATTERNS, progress)
     if path.is_dir():
         return path
     from .gguf_cache import converted
@@ -61,69 +61,32 @@ def locate(model: str) -> Path | None:
         if path.suffix.lower() != ".gguf":
             raise SettingError("model", model, "is a file but no GGUF file; give the folder that holds config.json")
         return path
-    if not _is_hub_id(model):
+    if not hub.is_hub_id(model):
         raise SettingError("model", model, "no such folder or file, and no hub id such as org/name")
     return None
 
 
 def resolve_config(config: EngineConfig) -> Path:
     """As `resolve` for a folder or hub id, but of a hub's model only the small JSON files are fetched."""
-    return locate(config.model) or _from_hub(config, ["*.json"], silent)
+    return locate(config.model) or hub.fetch(config, ["*.json"], silent)
 
 
-def _is_hub_id(text: str) -> bool:
-    parts = text.split("/")
-    plain = all(
-        p and not p.startswith(".") and p.replace("-", "").replace("_", "").replace(".", "").isalnum() for p in parts
-    )
-    return len(parts) == 2 and plain and not text.lower().endswith(".gguf")
-
-
-def _from_hub(config: EngineConfig, patterns: list[str], progress: Progress) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import (
-        HfHubHTTPError,
-        LocalEntryNotFoundError,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
-
-    progress("downloading the model", 0.0)
-    try:
-        folder = snapshot_download(config.model, revision=config.revision, allow_patterns=patterns)
-    except RevisionNotFoundError:
-        raise SettingError("revision", config.revision, f"the hub's {config.model} has no such revision") from None
-    except RepositoryNotFoundError:
-        problem = "no such folder here and no such model on the hub (a private one needs HF_TOKEN)"
-        raise SettingError("model", config.model, problem) from None
-    except (LocalEntryNotFoundError, OSError, HfHubHTTPError) as error:
-        raise PagetideError(
-            f"model: {config.model!r}: no such folder here, and the hub cannot be reached "
-            f"({_first_line(error)}); give a local folder, or put the model into the hub's cache first"
-        ) from error
-    progress("downloading the model", 1.0)
-    return Path(folder)
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0][:160] if lines else type(error).__name__
-
-
-def read_json(path: Path, config: EngineConfig) -> dict[str, Any]:
-    """A JSON object of the model's folder.
+def read_json(path: Path, model: str, missing_ok: bool = False) -> dict[str, Any]:
+    """A JSON object of a model's folder; `missing_ok`: an empty one where there is no such file.
 
     Raises:
-        SettingError: the file is missing or holds no JSON object.
+        SettingError: the file is missing or holds no JSON object; names the setting `model` with that value.
     """
     try:
         found = json.loads(path.read_text("utf-8"))
     except FileNotFoundError:
-        raise SettingError("model", config.model, f"the folder has no {path.name}") from None
+        if missing_ok:
+            return {}
+        raise SettingError("model", model, f"the folder has no {path.name}") from None
     except (OSError, ValueError, RecursionError) as error:
-        raise SettingError("model", config.model, f"{path.name} cannot be read: {_first_line(error)}") from None
+        raise SettingError("model", model, f"{path.name} cannot be read: {first_line(error)}") from None
     if not isinstance(found, dict):
-        raise SettingError("model", config.model, f"{path.name} must hold a JSON object")
+        raise SettingError("model", model, f"{path.name} must hold a JSON object")
     return found
 
 
@@ -152,7 +115,7 @@ def weight_files(folder: Path, config: EngineConfig) -> list[Path]:
         SettingError: there are none, or a shard that the index names is missing.
     """
     if (folder / INDEX).is_file():
-        mapping = read_json(folder / INDEX, config).get("weight_map")
+        mapping = read_json(folder / INDEX, config.model).get("weight_map")
         if not isinstance(mapping, dict) or not mapping:
             raise SettingError("model", config.model, f"{INDEX} has no weight_map")
         if strange := [n for n in mapping.values() if not isinstance(n, str)]:

@@ -2,7 +2,8 @@
 
 The folder lies under `cache_folder()`/gguf, named by the file's content. A lock lets one process convert while others
 wait; the folder appears by one rename when it is whole. The conversion runs in a child process, because it needs torch
-and gigabytes of memory, which neither the API process nor the engine should keep.
+and gigabytes of memory, which neither the API process nor the engine should keep. Nothing is ever removed from the
+cache; whoever needs the room may delete what no server is loading.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import IO
 
 from pagetide_spec.errors import PagetideError, SettingError
 
@@ -36,10 +39,11 @@ def converted(path: Path, progress: Progress) -> Path:
     base = cache_folder() / "gguf"
     try:
         base.mkdir(parents=True, exist_ok=True)
+        # (A stem may hold dots, so endings are appended to the name; `with_suffix` would cut it at the last dot.)
         folder = base / f"{path.stem}-{identity(path)}"
         if folder.is_dir():
             return folder
-        with _locked(folder.with_suffix(".lock"), progress):
+        with _locked(base / f"{folder.name}.lock", progress):
             if not folder.is_dir():
                 _convert(path, folder, progress)
     except OSError as error:
@@ -51,9 +55,13 @@ def converted(path: Path, progress: Progress) -> Path:
 
 
 def identity(path: Path) -> str:
-    """24 hex digits that differ for files of different content: size, and 256 windows spread over the file."""
-    size = path.stat().st_size
-    digest = hashlib.sha256(f"{FORMAT} {size}".encode())
+    """24 hex digits that differ for files of different content.
+
+    Of size, time of the last change, and 256 windows spread over the file: to read all of a large one takes minutes.
+    """
+    stat = path.stat()
+    size = stat.st_size
+    digest = hashlib.sha256(f"{FORMAT} {size} {stat.st_mtime_ns}".encode())
     with path.open("rb") as file:
         for i in range(_WINDOWS):
             file.seek(max(0, size - _WINDOW_BYTES) * i // (_WINDOWS - 1))
@@ -74,7 +82,7 @@ def _locked(path: Path, progress: Progress) -> Iterator[None]:
 
 def _convert(path: Path, folder: Path, progress: Progress) -> None:
     # Left by a process that was killed; nobody else writes it while we hold the lock.
-    unfinished = folder.with_suffix(".unfinished")
+    unfinished = folder.with_name(f"{folder.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir()
     try:
@@ -85,29 +93,51 @@ def _convert(path: Path, folder: Path, progress: Progress) -> None:
 
 
 def _run_child(path: Path, target: Path, progress: Progress) -> None:
-    """Run the conversion; its lines on stdout are `fraction` (progress) or `error TEXT`."""
-    command = [sys.executable, "-m", "pagetide_server.model.gguf.convert", str(path), str(target)]
-    said, problem = "", ""
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=_environment()
-    ) as child:
-        assert child.stdout is not None
-        assert child.stderr is not None
-        try:
-            for line in child.stdout:
-                if line.startswith("error "):
-                    problem = line.removeprefix("error ").strip()
-                else:
-                    progress("converting the GGUF file", float(line))
-            said = child.stderr.read()
-        except BaseException:
-            child.kill()
-            raise
-    if problem:
-        raise SettingError("model", str(path), problem)
-    if child.returncode:
-        last = said.strip().splitlines()[-1:] or [f"exit code {child.returncode}"]
-        raise PagetideError(f"model: {str(path)!r}: cannot be converted: {last[0][:300]}")
+    """Run the conversion.
+
+    Raises:
+        SettingError: the file is at fault.
+        PagetideError: the conversion is.
+    """
+    # What the child says on stderr goes into a file: a pipe that nobody reads would stop it once 64 KiB are in it.
+    with tempfile.TemporaryFile() as said:
+        with subprocess.Popen(
+            _command(path, target), stdout=subprocess.PIPE, stderr=said, text=True, errors="replace", env=_environment()
+        ) as child:
+            assert child.stdout is not None
+            try:
+                problem = _follow(child.stdout, progress)
+            except BaseException:
+                child.kill()
+                raise
+        if problem:
+            raise SettingError("model", str(path), problem)
+        if child.returncode:
+            last = _last_line(said) or f"exit code {child.returncode}"
+            raise PagetideError(f"model: {str(path)!r}: cannot be converted: {last[:300]}")
+
+
+def _command(path: Path, target: Path) -> list[str]:
+    return [sys.executable, "-m", "pagetide_server.model.gguf.convert", str(path), str(target)]
+
+
+def _follow(lines: Iterable[str], progress: Progress) -> str:
+    """Read the child's lines `progress FRACTION` and `error TEXT` to their end; returns the error's text, or none."""
+    problem = ""
+    for line in lines:
+        kind, _, text = line.strip().partition(" ")
+        if kind == "error":
+            problem = text
+        elif kind == "progress":
+            progress("converting the GGUF file", float(text))
+    return problem
+
+
+def _last_line(said: IO[bytes]) -> str:
+    end = said.seek(0, os.SEEK_END)
+    said.seek(max(0, end - 4096))
+    lines = said.read().decode(errors="replace").strip().splitlines()
+    return lines[-1] if lines else ""
 
 
 def _environment() -> dict[str, str]:

@@ -98,6 +98,7 @@ def _length_problem(request: AddRequest, config: SchedulerConfig) -> str | None:
         room = "" if asked == 0 else " and one token of the answer"
         return f"the prompt has {prompt} tokens, which{room} must fit in max_model_len of {window}; shorten the prompt"
     total = final_length(request, config)
+    # (The factory makes no window that the memory cannot hold; a config made by hand may.)
     if total > memory:
         return (
             f"the prompt of {prompt} tokens and an answer of up to {total - prompt} need {total} tokens of KV memory, "

@@ -9,28 +9,29 @@ import numpy as np
 import torch
 
 from ..engine.sequence import Row, Step
+from .transfer import to_device
 
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
     """The rows of a step, one behind the other; T tokens, S rows, R positions whose logits are wanted.
 
-    input_ids, positions, slots: int64 [T]. block_tables: int32 [S, M], zero behind a row's last block. context_lens:
-    int32 [S]. query_starts: int32 [S + 1]. logits_rows: int64 [R], ascending. sampling: int64, for each of
-    `step.sampling()` the index into R. prompt: for each row of the step whose prompt's logits are wanted, (first,
+    input_ids, positions, slots: int64 [T]. logits_rows: int64 [R], ascending. sampling: int64, for each of
+    `step.sampling()` the index into R. block_tables: int32 [S, M], zero behind a row's last block. context_lens:
+    int32 [S]. query_starts: int32 [S + 1]. prompt: for each row of the step whose prompt's logits are wanted, (first,
     count) of R.
     """
 
     input_ids: torch.Tensor
     positions: torch.Tensor
     slots: torch.Tensor
+    logits_rows: torch.Tensor
+    sampling: torch.Tensor
     block_tables: torch.Tensor
     context_lens: torch.Tensor
     query_starts: torch.Tensor
     max_query_len: int
     max_context_len: int
-    logits_rows: torch.Tensor
-    sampling: torch.Tensor
     prompt: dict[int, tuple[int, int]]
 
 
@@ -52,23 +53,11 @@ def make_batch(step: Step, block_size: int, device: torch.device) -> Batch:
     slots = tables[of_row, positions // block_size].astype(np.int64) * block_size + positions % block_size
     tokens = np.fromiter(chain.from_iterable(_tokens(row) for row in rows), np.int64, int(query_starts[-1]))
     wanted, sampling, prompt = _wanted(rows, query_starts.tolist())
-    return Batch(
-        input_ids=_tensor(tokens, np.int64, device),
-        positions=_tensor(positions, np.int64, device),
-        slots=_tensor(slots, np.int64, device),
-        block_tables=_tensor(tables, np.int32, device),
-        context_lens=_tensor(contexts, np.int32, device),
-        query_starts=_tensor(query_starts, np.int32, device),
-        max_query_len=int(counts.max()),
-        max_context_len=int(contexts.max()),
-        logits_rows=_tensor(wanted, np.int64, device),
-        sampling=_tensor(sampling, np.int64, device),
-        prompt=prompt,
-    )
-
-
-def _tensor(values: object, dtype: type, device: torch.device) -> torch.Tensor:
-    return torch.from_numpy(np.asarray(values, dtype)).to(device, non_blocking=True)
+    longs = [np.asarray(values, np.int64) for values in (tokens, positions, slots, wanted, sampling)]
+    ints = [np.asarray(values, np.int32) for values in (tables, contexts, query_starts)]
+    ids, at, into, rows_wanted, sampled, table, ends, begins = to_device([*longs, *ints], device)
+    longest = int(counts.max()), int(contexts.max())
+    return Batch(ids, at, into, rows_wanted, sampled, table, ends, begins, *longest, prompt)
 
 
 def _tokens(row: Row) -> list[int]:

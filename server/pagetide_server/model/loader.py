@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
-import re
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +11,14 @@ import torch
 
 from pagetide_kernels import dispatch
 from pagetide_spec.config import EngineConfig
-from pagetide_spec.errors import PagetideError, SettingError, shorten
+from pagetide_spec.errors import SettingError, shorten
 
 from ..checkpoint.files import Progress, check_whole, eos_token_ids, read_json, resolve, silent, weight_files
-from .attention import ATTENTION_NAME, relay
 from .fused import fuse
-from .network import Layer, Shape, examine
+from .network import Layer, examine
+from .weights import load_weights, reported_weights
 
 log = logging.getLogger(__name__)
-
-# Where the name of a weight counts the layers: model.layers.7.mlp.up_proj.weight.
-_LAYER = re.compile(r"(?<=layers)\.\d+\.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,8 +58,8 @@ def load(config: EngineConfig, progress: Progress = silent) -> LoadedModel:
     progress("building the network", 0.0)
     shape = examine(hf_config, config)
     dtype = dtype_of(hf_config, config, device)
-    with _reported_weights(progress):
-        network = _load_weights(folder, config, dtype, device, shape)
+    with reported_weights(progress):
+        network = load_weights(folder, config, dtype, device, shape)
     if kernels == "triton" and device.type == "cuda":
         log.info("layers swapped for fused ones: %s", ", ".join(fuse(network)) or "none is known")
     return LoadedModel(
@@ -89,7 +83,7 @@ def read_config(folder: Path, config: EngineConfig) -> Any:
     """
     from transformers import AutoConfig
 
-    stated = read_json(folder / "config.json", config)
+    stated = read_json(folder / "config.json", config.model)
     if "model_type" not in stated:
         raise SettingError("model", config.model, "config.json names no model_type")
     names = stated.get("architectures") or []
@@ -163,6 +157,16 @@ def dtype_of(hf_config: Any, config: EngineConfig, device: torch.device) -> torc
     return own if device.type == "cuda" and isinstance(own, torch.dtype) else torch.float32
 
 
+def _eos_token_ids(folder: Path, hf_config: Any, config: EngineConfig, vocab_size: int) -> tuple[int, ...]:
+    """Ids that end an answer; transformers' configuration has the defaults of the model's kind, too.
+
+    Left out are ids without a logit, such as -1 for none: these never come.
+    """
+    generation = read_json(folder / "generation_config.json", config.model, missing_ok=True)
+    stated = eos_token_ids(generation, hf_config.to_dict(), config.model)
+    return tuple(i for i in stated if 0 <= i < vocab_size)
+
+
 def _kernels(device: torch.device) -> str:
     """The name of the ops' implementation. What must be built for it is built now, not on a step."""
     try:
@@ -171,94 +175,3 @@ def _kernels(device: torch.device) -> str:
         raise SettingError(dispatch.VARIABLE, error.value, error.problem) from error
     log.info("kernels on %s: %s (%s)", device.type, choice.name, choice.reason)
     return choice.name
-
-
-@contextlib.contextmanager
-def _reported_weights(progress: Progress) -> Iterator[None]:
-    """Tell `progress` of each weight that transformers loads, instead of its own bar."""
-    from transformers.utils import logging
-
-    def report(weights: Any) -> Iterator[Any]:
-        for i, weight in enumerate(weights):
-            progress("loading weights", i / len(weights))
-            yield weight
-
-    def hook(factory: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        counted = args and hasattr(args[0], "__len__") and kwargs.get("desc") == "Loading weights"
-        return report(args[0]) if counted else factory(*args, **kwargs)
-
-    before = logging.set_tqdm_hook(hook)
-    try:
-        progress("loading weights", 0.0)
-        yield
-        progress("loading weights", 1.0)
-    finally:
-        logging.set_tqdm_hook(before)
-
-
-def _load_weights(folder: Path, config: EngineConfig, dtype: torch.dtype, device: torch.device, shape: Shape) -> Any:
-    from transformers import AutoModelForCausalLM
-
-    from_pretrained: Any = AutoModelForCausalLM.from_pretrained
-    try:
-        network, info = from_pretrained(
-            folder,
-            dtype=dtype,
-            attn_implementation=ATTENTION_NAME,
-            trust_remote_code=config.trust_remote_code,
-            output_loading_info=True,
-            # We say ourselves which ones.
-            ignore_mismatched_sizes=True,
-            use_safetensors=True,
-            local_files_only=True,
-        )
-    except Exception as error:  # also of a library that a kind of quantization needs
-        line = " ".join(str(error).split())[:300]
-        raise PagetideError(f"model: {config.model!r}: loading its weights failed: {line}") from error
-    _check_complete(info, network, config)
-    if shape.relayed:
-        relay(network)
-    network = network.to(device).eval().requires_grad_(False)
-    if device.type == "cpu":
-        _own_weights(network)
-    return network
-
-
-def _check_complete(info: dict[str, Any], network: Any, config: EngineConfig) -> None:
-    missing = sorted(info["missing_keys"])
-    others = sorted(key[0] if isinstance(key, tuple) else key for key in info["mismatched_keys"])
-    surplus = _surplus_layers(info["unexpected_keys"], [name for name, _ in network.named_parameters()])
-    for names, what in (
-        (missing, "are missing in its weights"),
-        (others, "have another size than config.json says"),
-        (surplus, "belong to layers that config.json does not count"),
-    ):
-        if names:
-            some = ", ".join(names[:3]) + (" ..." if len(names) > 3 else "")
-            raise SettingError("model", config.model, f"{len(names)} tensors {what}: {some}")
-
-
-def _surplus_layers(unexpected: Iterable[str], own: Iterable[str]) -> list[str]:
-    """Weights of further layers of a stack that the network has; those of other parts, such as vision, are no fault."""
-    stacks = {_LAYER.split(name)[0] for name in own if _LAYER.search(name)}
-    return sorted(name for name in unexpected if _LAYER.search(name) and _LAYER.split(name)[0] in stacks)
-
-
-def _own_weights(network: Any) -> None:
-    """Copy weights that are still the mapped file into memory of our own.
-
-    A served model then stands no harm when its file changes, never waits for the disk, counts as used memory, and its
-    matrices begin where vector instructions like them to.
-    """
-    for weight in network.parameters():
-        weight.data = weight.data.clone()
-
-
-def _eos_token_ids(folder: Path, hf_config: Any, config: EngineConfig, vocab_size: int) -> tuple[int, ...]:
-    """Ids that end an answer; transformers' configuration has the defaults of the model's kind, too.
-
-    Left out are ids without a logit, such as -1 for none: these never come.
-    """
-    path = folder / "generation_config.json"
-    stated = eos_token_ids(read_json(path, config) if path.is_file() else {}, hf_config.to_dict(), config.model)
-    return tuple(i for i in stated if 0 <= i < vocab_size)

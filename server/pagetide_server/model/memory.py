@@ -11,17 +11,17 @@ import math
 
 import torch
 
-from pagetide_spec.config import EngineConfig
+from pagetide_spec.config import GIB, EngineConfig
 from pagetide_spec.errors import SettingError
 
 from .host_memory import available_bytes
+from .limits import BatchLimits, batch_limits
 from .loader import LoadedModel
 from .network import Layer
-from .profile import peak_bytes
+from .profile import estimated_activations, peak_bytes
 
-GIB = 1 << 30
-# On a CPU, of the memory that is free once the weights are loaded: the part for the KV cache if nothing is set, and the
-# most that swap space takes. The rest is for activations, the API process and everybody else.
+# On a CPU, of the memory that is free once the weights are loaded: the part for the KV cache if nothing is set. Of what
+# that leaves, the most that swap space takes. The rest is for activations, the API process and everybody else.
 CPU_CACHE_SHARE = 0.4
 CPU_SWAP_SHARE = 0.2
 # A machine's memory is shared with more than one replica: nobody gets more than this without asking for it, unless one
@@ -32,29 +32,23 @@ LEAST_TOKENS = 2048
 
 
 @dataclasses.dataclass(frozen=True)
-class BatchLimits:
-    """What one step may hold at most."""
+class Memory:
+    """The memory that the KV cache is cut from, in bytes.
 
-    max_num_seqs: int
-    max_num_batched_tokens: int
+    Attributes:
+        total: of a GPU all that it has; of a CPU what is free once the weights are loaded.
+        held: what of it the cache cannot get: activations, and on a GPU the weights and other processes.
+        on_gpu: which of the two it is.
+    """
 
-
-def batch_limits(config: EngineConfig, device: torch.device, window: int) -> BatchLimits:
-    """The configured limits, or the defaults of the device; a step of whole prompts only holds at least a `window`."""
-    seqs, tokens = (256, 8192) if device.type == "cuda" else (64, 2048)
-    if not config.enable_chunked_prefill:
-        tokens = max(tokens, window)
-    return BatchLimits(config.max_num_seqs or seqs, config.max_num_batched_tokens or tokens)
+    total: int
+    held: int
+    on_gpu: bool
 
 
 def usable_window(config: EngineConfig, window: int, blocks: int) -> int:
     """The longest prompt plus answer that `blocks` hold. (A window that was asked for fits: see `check_room`.)"""
     return min(window, blocks * config.block_size)
-
-
-def useful_blocks(config: EngineConfig, limits: BatchLimits, window: int) -> int:
-    """Blocks of `max_num_seqs` sequences as long as the window."""
-    return limits.max_num_seqs * -(-window // config.block_size)
 
 
 def bytes_per_token(layers: list[Layer], dtype: torch.dtype) -> int:
@@ -63,51 +57,63 @@ def bytes_per_token(layers: list[Layer], dtype: torch.dtype) -> int:
 
 
 def kv_blocks(config: EngineConfig, loaded: LoadedModel) -> tuple[int, int]:
-    """(blocks of the KV cache, blocks of swap space).
+    """(blocks of the KV cache, blocks of swap space) of a loaded model on its device.
 
-    `kv_cache_memory_gib` decides where it is set. Else, on a CPU, the cache gets CPU_CACHE_SHARE of the available
-    memory (control groups counted), but no more than CPU_CACHE_MOST or one window, whichever is more, and than
-    max_num_seqs sequences of max_model_len tokens can use. On a GPU it gets what `gpu_memory_utilization` leaves beside
-    the weights and the greatest step's activations, which are measured.
+    Raises:
+        SettingError: there is no room; says what to change.
+    """
+    block = bytes_per_token(loaded.layers, loaded.dtype) * config.block_size
+    limits = batch_limits(config, loaded.device, loaded.max_model_len)
+    on_gpu = loaded.device.type == "cuda"
+    memory = gpu_memory(config, loaded, limits) if on_gpu else cpu_memory(loaded, limits)
+    blocks = cache_blocks(config, memory, block, loaded.max_model_len, limits)
+    # On a CPU the cache is of the same memory, though it is not taken yet.
+    left = available_bytes() if on_gpu else memory.total - blocks * block
+    return blocks, swap_blocks(config, block, left, on_gpu)
+
+
+def cache_blocks(
+    config: EngineConfig, memory: Memory, block_bytes: int, max_model_len: int, limits: BatchLimits
+) -> int:
+    """Blocks of the KV cache; the engine and `pagetide plan` both ask here.
 
     Raises:
         SettingError: the cache would not hold one sequence of the length that was asked for; says what to change.
     """
-    block = bytes_per_token(loaded.layers, loaded.dtype) * config.block_size
-    limits = batch_limits(config, loaded.device, loaded.max_model_len)
-    window = -(-loaded.max_model_len // config.block_size)
-    device_bytes = 0
-    if loaded.device.type == "cuda":
-        free, device_bytes = torch.cuda.mem_get_info(loaded.device)
-    else:
-        free = available_bytes()
-    if config.kv_cache_memory_gib is not None:
-        blocks = asked_bytes(config, free) // block
-    else:
-        room = gpu_room(config, loaded) if device_bytes else cpu_room(free, window * block)
-        blocks = min(room // block, useful_blocks(config, limits, loaded.max_model_len))
-    check_room(config, blocks, block, loaded.max_model_len, device_bytes)
-    return blocks, swap_blocks(config, block, available_bytes(), on_gpu=device_bytes > 0)
+    window = -(-max_model_len // config.block_size)
+    blocks = room(config, memory, window * block_bytes) // block_bytes
+    if config.kv_cache_memory_gib is None:
+        # More could never be used.
+        blocks = min(blocks, limits.max_num_seqs * window)
+    check_room(config, blocks, block_bytes, max_model_len, memory.total if memory.on_gpu else 0)
+    return blocks
 
 
-def cpu_room(free: int, window_bytes: int) -> int:
-    """Bytes for the KV cache on a CPU with `free` bytes, if a sequence as long as the window takes `window_bytes`."""
-    return min(int(free * CPU_CACHE_SHARE), max(CPU_CACHE_MOST, window_bytes))
+def room(config: EngineConfig, memory: Memory, window_bytes: int) -> int:
+    """Bytes for the KV cache; below 0 where what is held has no room by itself.
 
-
-def asked_bytes(config: EngineConfig, free: int) -> int:
-    """`kv_cache_memory_gib` in bytes.
+    `kv_cache_memory_gib` decides where it is set. Else, on a GPU, it is what `gpu_memory_utilization` leaves beside
+    what is held. On a CPU it is CPU_CACHE_SHARE of the free memory, but no more than CPU_CACHE_MOST or one window of
+    `window_bytes`, whichever is more.
 
     Raises:
-        SettingError: it is more than is `free`.
+        SettingError: `kv_cache_memory_gib` is more than there is.
     """
-    assert config.kv_cache_memory_gib is not None
-    asked = int(config.kv_cache_memory_gib * GIB)
+    if config.kv_cache_memory_gib is not None:
+        return _asked_bytes(config.kv_cache_memory_gib, memory)
+    if memory.on_gpu:
+        return int(memory.total * config.gpu_memory_utilization) - memory.held
+    return min(int(memory.total * CPU_CACHE_SHARE), max(CPU_CACHE_MOST, window_bytes))
+
+
+def _asked_bytes(gib: float, memory: Memory) -> int:
+    asked, free = int(gib * GIB), max(0, memory.total - memory.held)
     if asked > free:
-        most = math.floor(max(0, free) / GIB * 1000) / 1000
+        most = math.floor(free / GIB * 1000) / 1000
         way_out = f"set it to at most {most:g}" if most else "take a device with more memory"
-        problem = f"there are {max(0, free) / GIB:.3g} GiB free beside what else is held there; {way_out}"
-        raise SettingError("kv_cache_memory_gib", config.kv_cache_memory_gib, problem)
+        beside = "weights and activations" if memory.on_gpu else "activations"
+        problem = f"there are {free / GIB:.3g} GiB free beside {beside}; {way_out}"
+        raise SettingError("kv_cache_memory_gib", gib, problem)
     return asked
 
 
@@ -155,23 +161,39 @@ def swap_blocks(config: EngineConfig, block_bytes: int, available: int, on_gpu: 
 
     On a CPU swapping only moves blocks within the same memory, so it never takes more than CPU_SWAP_SHARE of it.
 
+    Args:
+        config: what was asked for.
+        block_bytes: size of one.
+        available: bytes of host memory that nobody else needs.
+        on_gpu: whether the KV cache lies elsewhere.
+
     Raises:
-        SettingError: on a GPU, where the space is pinned, the host has less memory available.
+        SettingError: beside a GPU, the host has less memory than was asked for.
     """
     wanted = int(config.swap_space_gib * GIB)
     if not on_gpu:
-        wanted = min(wanted, int(available * CPU_SWAP_SHARE))
+        wanted = min(wanted, int(max(0, available) * CPU_SWAP_SHARE))
     elif wanted > available:
         problem = f"the host has {available / GIB:.1f} GiB available; set it to at most {available // 2 / GIB:.1f}"
         raise SettingError("swap_space_gib", config.swap_space_gib, problem)
     return wanted // block_bytes
 
 
-def gpu_room(config: EngineConfig, loaded: LoadedModel) -> int:
-    """Bytes for the KV cache on a GPU, after the greatest step was run once."""
-    limits = batch_limits(config, loaded.device, loaded.max_model_len)
-    peak = peak_bytes(loaded, limits.max_num_seqs, limits.max_num_batched_tokens, config.block_size)
+def gpu_memory(config: EngineConfig, loaded: LoadedModel, limits: BatchLimits) -> Memory:
+    """A GPU's memory, after the greatest step was run once."""
+    _, total = torch.cuda.mem_get_info(loaded.device)
+    token = bytes_per_token(loaded.layers, loaded.dtype)
+    # No sequence becomes longer than the window, nor than all the memory beside the weights.
+    longest = (total - torch.cuda.memory_allocated(loaded.device)) // token
+    window = max(1, min(loaded.max_model_len, longest))
+    peak = peak_bytes(loaded, limits, window, config.block_size)
     free, total = torch.cuda.mem_get_info(loaded.device)
-    # What other processes hold counts against the share as well.
+    # What other processes hold counts as well.
     others = total - free - torch.cuda.memory_reserved(loaded.device)
-    return int(total * config.gpu_memory_utilization) - peak - max(0, others)
+    return Memory(total, peak + max(0, others), on_gpu=True)
+
+
+def cpu_memory(loaded: LoadedModel, limits: BatchLimits) -> Memory:
+    """The memory that is free now, the weights being loaded; what activations take is estimated."""
+    held = estimated_activations(loaded.hf_config, loaded.vocab_size, limits, loaded.dtype)
+    return Memory(available_bytes(), held, on_gpu=False)

@@ -100,8 +100,9 @@ def examine(hf_config: Any, config: EngineConfig) -> Shape:
     except Exception as error:
         raise _refused(config, kind, f"its forward pass fails: {type(error).__name__}: {error}") from error
     layers = _checked_layers(recorder, hf_config, config, kind)
-    vocab = network.get_output_embeddings().weight.shape[0]
-    return Shape(layers, sum(p.numel() for p in network.parameters()), vocab, relayed)
+    if (head := network.get_output_embeddings()) is None:
+        raise _refused(config, kind, "it has no layer that makes logits")
+    return Shape(layers, sum(p.numel() for p in network.parameters()), head.weight.shape[0], relayed)
 
 
 def _stated_problem(hf_config: Any) -> str | None:

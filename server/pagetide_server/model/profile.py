@@ -2,38 +2,45 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from ..engine.limits import MAX_SCORED_TOKENS
 from ..engine.sampling.noise import table_bytes
 from ..engine.sequence import Row, Sequence, Step
 from ..wire.messages import AddRequest, SamplingParams
+from .limits import BatchLimits
 from .loader import LoadedModel
 from .runner import Runner
 
+# Blocks of the KV cache that the greatest step runs on.
+FEW_BLOCKS = 64
 
-def greatest_step(
-    max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int, block_size: int
-) -> tuple[Step, int]:
+
+def greatest_step(limits: BatchLimits, max_model_len: int, block_size: int) -> tuple[Step, int]:
     """(a step of as many tokens and logits rows as the limits allow, blocks that its tables name).
 
-    All its sequences share the same blocks: what is computed means nothing, only its size does.
+    Every row is the end of a sequence as long as the window, for attention gathers the keys of all that lies before a
+    row. The sequences share a few blocks, however long they are: what is computed means nothing, only its size does.
     """
     counts: list[int] = []
-    left = max_num_batched_tokens
-    while left and len(counts) < max_num_seqs:
+    left = limits.max_num_batched_tokens
+    while left and len(counts) < limits.max_num_seqs:
         # As many tokens as possible, but one for each sequence that is still to come.
-        later = min(max_num_seqs - len(counts) - 1, left - 1)
+        later = min(limits.max_num_seqs - len(counts) - 1, left - 1)
         counts.append(min(left - later, max_model_len))
         left -= counts[-1]
-    blocks = -(-max(counts) // block_size)
+    needed = -(-max_model_len // block_size)
+    few = min(needed, FEW_BLOCKS)
+    tokens, blocks = [0] * max_model_len, [i % few for i in range(needed)]
     rows = []
     for i, count in enumerate(sorted(counts)):
-        request = AddRequest(request_id=str(i), prompt_token_ids=[0] * count, params=SamplingParams(), arrival=0.0)
+        request = AddRequest(request_id=str(i), prompt_token_ids=[0], params=SamplingParams(), arrival=0.0)
         sequence = Sequence(request, i)
-        sequence.blocks = list(range(blocks))
-        rows.append(Row(sequence, 0, count, samples=True))
-    return Step(rows=rows), blocks
+        sequence.tokens, sequence.blocks = tokens, blocks
+        rows.append(Row(sequence, max_model_len - count, count, samples=True))
+    return Step(rows=rows), few
 
 
 def sampler_bytes(vocab_size: int) -> int:
@@ -45,9 +52,22 @@ def sampler_bytes(vocab_size: int) -> int:
     return table_bytes(vocab_size) + 2 * MAX_SCORED_TOKENS * vocab_size * 4
 
 
-def peak_bytes(loaded: LoadedModel, max_num_seqs: int, max_num_batched_tokens: int, block_size: int) -> int:
+def estimated_activations(hf_config: Any, vocab_size: int, limits: BatchLimits, dtype: torch.dtype) -> int:
+    """Bytes that the greatest step takes beside weights and KV cache, estimated.
+
+    That is, of each token the residual stream, its norms, query, keys, values and the gated inner width, of each
+    sequence three rows of float32 logits, and what sampling takes whatever the batch. What attention gathers of long
+    contexts is left out.
+    """
+    text = hf_config.get_text_config()
+    inner = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
+    tokens = limits.max_num_batched_tokens * (8 * text.hidden_size + 3 * inner) * dtype.itemsize
+    return int(tokens + 3 * limits.max_num_seqs * vocab_size * 4 + sampler_bytes(vocab_size))
+
+
+def peak_bytes(loaded: LoadedModel, limits: BatchLimits, max_model_len: int, block_size: int) -> int:
     """Bytes that the GPU holds at most during the greatest step, weights included."""
-    step, blocks = greatest_step(max_num_seqs, max_num_batched_tokens, loaded.max_model_len, block_size)
+    step, blocks = greatest_step(limits, max_model_len, block_size)
     runner = Runner(loaded, blocks, 0, block_size)
     own = sum(part.nbytes for cache in runner.caches for part in cache)
     torch.cuda.empty_cache()

@@ -36,33 +36,23 @@ class StepLogits:
 class Runner:
     """The network and its KV cache: keys and values of each layer, [blocks, block_size, kv_heads, head_dim].
 
-    The swap space of the same form lies in host memory, pinned for a GPU, and is allocated at the first swap.
+    `host_caches` is the swap space, of the same form in host memory. Its pages are taken when they are first written.
+    It is not pinned: the blocks of a swap are gathered before their transfer, so that pinning would not speed it up.
     """
 
     def __init__(self, loaded: LoadedModel, num_blocks: int, num_swap_blocks: int, block_size: int) -> None:
         self.loaded, self.block_size = loaded, block_size
-        self.num_swap_blocks = num_swap_blocks
         self.caches = self._allocate(num_blocks, loaded.device)
-        self._host_caches: Caches | None = None
+        self.host_caches = self._allocate(num_swap_blocks, torch.device("cpu"))
 
     def _allocate(self, blocks: int, device: torch.device) -> Caches:
-        pinned = device.type == "cpu" and self.loaded.device.type == "cuda"
-
         def empty(heads: int, dim: int) -> torch.Tensor:
-            shape = (blocks, self.block_size, heads, dim)
-            return torch.empty(shape, dtype=self.loaded.dtype, device=device, pin_memory=pinned)
+            return torch.empty(blocks, self.block_size, heads, dim, dtype=self.loaded.dtype, device=device)
 
         return [
             (empty(layer.kv_heads, layer.key_dim), empty(layer.kv_heads, layer.value_dim))
             for layer in self.loaded.layers
         ]
-
-    @property
-    def host_caches(self) -> Caches:
-        """The swap space."""
-        if self._host_caches is None:
-            self._host_caches = self._allocate(self.num_swap_blocks, torch.device("cpu"))
-        return self._host_caches
 
     @torch.inference_mode()
     def execute(self, step: Step) -> StepLogits:
@@ -103,19 +93,13 @@ class Runner:
         return logits.float()
 
     def _move_blocks(self, step: Step) -> None:
-        if step.swap_out:
-            for device, host in self._pairs():
-                swap_blocks(device, host, step.swap_out)
-        if step.swap_in:
-            for device, host in self._pairs():
-                swap_blocks(host, device, step.swap_in)
-        for cache in self.caches:
-            for part in cache:
-                copy_blocks(part, step.copies)
+        if step.swap_out or step.swap_in:
+            pairs = list(zip(_parts(self.caches), _parts(self.host_caches), strict=True))
+            swap_blocks(pairs, step.swap_out)
+            swap_blocks([(host, device) for device, host in pairs], step.swap_in)
+        if step.copies:
+            copy_blocks(_parts(self.caches), step.copies)
 
-    def _pairs(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        return [
-            pair
-            for mine, host in zip(self.caches, self.host_caches, strict=True)
-            for pair in zip(mine, host, strict=True)
-        ]
+
+def _parts(caches: Caches) -> list[torch.Tensor]:
+    return [part for cache in caches for part in cache]

@@ -61,7 +61,7 @@ def _copies(device: torch.device) -> float:
     source = torch.zeros(_BLOCKS, _BLOCK_BYTES, dtype=torch.uint8, device=device)
     target = torch.zeros(_BLOCKS, _BLOCK_BYTES, dtype=torch.uint8)
     pairs = [(i, _BLOCKS - 1 - i) for i in range(_BLOCKS)]
-    return source.nbytes / _best_seconds(lambda: swap_blocks(source, target, pairs), device)
+    return source.nbytes / _best_seconds(lambda: swap_blocks([(source, target)], pairs), device)
 
 
 def _best_seconds(work: Callable[[], object], device: torch.device) -> float:

@@ -21,7 +21,7 @@ import jinja2.sandbox
 
 from pagetide_spec.errors import PagetideError, SettingError
 
-from .conversation import ChatTemplateError, normalized, with_mark
+from .conversation import ChatTemplateError, normalized, objects, with_mark
 from .tokenizer import Tokenizer
 
 __all__ = ["ChatTemplate", "ChatTemplateError", "Templates", "configured", "render"]
@@ -38,8 +38,8 @@ _RESERVED = frozenset(
 def render(
     tokenizer: Tokenizer,
     messages: Sequence[Mapping[str, Any]],
+    templates: Templates,
     tools: Sequence[Mapping[str, Any]] | None = None,
-    template: Templates | str | None = None,
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
     documents: Sequence[Mapping[str, Any]] | None = None,
@@ -47,15 +47,9 @@ def render(
 ) -> str:
     """The prompt for `messages`. It brings its own special tokens: encode it without adding any.
 
-    Args:
-        tokenizer: gives the special tokens, and the model's own template.
-        messages: as in the OpenAI API; content may be text or a list of text parts.
-        tools: function descriptions as in the OpenAI API.
-        template: the server's templates (`configured`), or a template's text; None takes the model's own.
-        add_generation_prompt: end with the beginning of an answer.
-        continue_final_message: end inside the last message, so that the model goes on with it.
-        documents: texts for templates that know retrieval.
-        variables: what else the template may read (`chat_template_kwargs`).
+    Messages and tools are as in the OpenAI API. `add_generation_prompt` ends the prompt with the beginning of an
+    answer, `continue_final_message` inside the last message, so that the model goes on with it. `documents` are texts
+    for templates that know retrieval, `variables` what else the template may read (`chat_template_kwargs`).
 
     Raises:
         ChatTemplateError: the client must change the request; carries the template's own words, if it raised.
@@ -64,16 +58,10 @@ def render(
         raise ChatTemplateError("continue_final_message: true: set add_generation_prompt to false with it")
     if taken := _RESERVED & (variables or {}).keys():
         raise ChatTemplateError(f"chat_template_kwargs: {', '.join(sorted(taken))}: cannot be set here")
-    templates = template if isinstance(template, Templates) else Templates(
-        tokenizer.chat_templates if template is None else {_USUAL: template}
-    )  # fmt: skip
-    arguments = {
-        **tokenizer.special_tokens,
-        **(variables or {}),
-        "tools": list(tools) if tools else None,
-        "documents": list(documents) if documents else None,
-        "add_generation_prompt": add_generation_prompt,
-    }
+    lists = {"tools": objects(tools, "tools"), "documents": objects(documents, "documents")}
+    given = {name: found or None for name, found in lists.items()}
+    arguments = {**tokenizer.special_tokens, **(variables or {}), **given}
+    arguments["add_generation_prompt"] = add_generation_prompt
     return templates.pick(bool(tools)).render(messages, arguments, continue_final_message)
 
 

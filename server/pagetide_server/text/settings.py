@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,8 @@ from typing import Any
 import msgspec
 
 from pagetide_spec.errors import SettingError
+
+from ..checkpoint.files import read_json
 
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -71,25 +72,8 @@ def templates(found: Any) -> dict[str, str]:
     return {entry["name"]: entry["template"] for entry in found}
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object of the folder; empty if there is no such file.
-
-    Raises:
-        SettingError: it is no JSON object.
-    """
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(_read(path))
-    except (ValueError, RecursionError) as error:
-        raise SettingError("model", str(path.parent), f"{path.name} is no JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise SettingError("model", str(path.parent), f"{path.name} must hold a JSON object")
-    return content
-
-
 def _checked(path: Path) -> dict[str, Any]:
-    content = read_json(path)
+    content = read_json(path, str(path.parent), missing_ok=True)
     listed = isinstance(content.get("chat_template"), list)
     try:
         msgspec.convert(content, _Known, str_keys=True, strict=True)

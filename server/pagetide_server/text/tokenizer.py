@@ -14,8 +14,9 @@ from tokenizers import Tokenizer as Backend
 from pagetide_spec.config import EngineConfig
 from pagetide_spec.errors import SettingError
 
+from ..checkpoint.files import eos_token_ids, read_json, resolve
 from . import convert
-from .settings import NAMED_TOKENS, read_json, read_settings, templates
+from .settings import NAMED_TOKENS, read_settings, templates
 from .vocabulary import Vocabulary
 
 # In how many forms a bad word is looked for: as written, bare, and behind a space.
@@ -61,14 +62,12 @@ class Tokenizer:
         Raises:
             SettingError: there is no tokenizer to be had; names the setting and the folder.
         """
-        from ..checkpoint import files
-
         if config.tokenizer is None:
-            return cls.from_folder(files.resolve(config), "model", config.trust_remote_code)
+            return cls.from_folder(resolve(config), "model", config.trust_remote_code)
         # The revision is the model's.
         other = dataclasses.replace(config, model=config.tokenizer, tokenizer=None, revision=None)
         try:
-            folder = files.resolve(other)
+            folder = resolve(other)
         except SettingError as error:
             raise error.renamed("tokenizer") from error
         return cls.from_folder(folder, "tokenizer", config.trust_remote_code)
@@ -80,10 +79,9 @@ class Tokenizer:
         Raises:
             SettingError: the files are missing or broken; `field` is the setting to name.
         """
-        from ..checkpoint.files import eos_token_ids
-
         try:
-            generation, model = read_json(folder / "generation_config.json"), read_json(folder / "config.json")
+            names = ("generation_config.json", "config.json")
+            generation, model = (read_json(folder / name, str(folder), missing_ok=True) for name in names)
             eos = eos_token_ids(generation, model, str(folder))
             return cls(_backend(folder, field, trust_remote_code), read_settings(folder), eos)
         except SettingError as error:
@@ -126,11 +124,6 @@ class Tokenizer:
     def strips_leading_space(self) -> bool:
         """Whether a text of this tokenizer loses the space with which its first token begins."""
         return self._vocabulary.strips_leading_space
-
-    def token_id(self, token: str) -> int | None:
-        """Id of a token by its name in the vocabulary, such as `<eos>`."""
-        found = self._backend.token_to_id(token)
-        return None if found is None else int(found)
 
     def bad_word_ids(self, words: Iterable[str]) -> tuple[tuple[int, ...], ...]:
         """Token sequences of words that must not come, each as written and behind a space (both begin words)."""

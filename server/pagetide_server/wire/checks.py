@@ -96,7 +96,8 @@ def _described(message: str) -> str:
     if "out of range" in message:
         return "must hold in a number of double precision, which ends at 1.8e308"
     wanted = re.search(r"Expected `([^`]*)`", message)
-    assert wanted, message
+    if wanted is None:
+        return "has a wrong type"
     words = " or ".join(_TYPE_WORDS.get(t, t) for t in wanted[1].split(" | "))
     if "`key` in" in message:
         return f"its keys must be {words}"

@@ -6,12 +6,14 @@ import dataclasses
 import zlib
 
 import pytest
+import torch
 from prometheus_client.parser import text_string_to_metric_families
 
 from pagetide_server.api.metrics import ServerMetrics
 from pagetide_server.engine.scheduler import Scheduler, Settled
 from pagetide_server.engine.sequence import Row, Sequence, Step
 from pagetide_server.llm import LLM
+from pagetide_server.model.runner import Caches, Runner
 from pagetide_server.wire.messages import AddRequest
 
 VOCABULARY = 50
@@ -166,6 +168,28 @@ class ToyEngine:
 def toy_engine() -> type[ToyEngine]:
     """The class, for tests that set up their own scheduler."""
     return ToyEngine
+
+
+# More than any of the tests that are short of memory has.
+POISONED_BLOCKS = 512
+
+
+@pytest.fixture(scope="module")
+def poisoned_memory():
+    """KV caches and swap spaces of the module's engines begin as NaN: what is read before it is written shows."""
+    allocate = Runner._allocate
+
+    def poisoned(runner: Runner, blocks: int, device: torch.device) -> Caches:
+        made = allocate(runner, blocks, device)
+        for cache in made:
+            for part in cache:
+                # Swap spaces are large where no test sets them; their pages are to be taken only as far as needed.
+                part[:POISONED_BLOCKS].fill_(float("nan"))
+        return made
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Runner, "_allocate", poisoned)
+        yield
 
 
 GAUGES_AT_ZERO = (

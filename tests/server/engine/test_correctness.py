@@ -22,6 +22,11 @@ FAMILIES = ("llama", "qwen3", "gemma3")
 Answers = list[tuple[int, ...]]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _poisoned(poisoned_memory):
+    """For every engine here, those of fixtures included."""
+
+
 def prompts_for(vocab_size: int, lengths: tuple[int, ...] = LENGTHS) -> list[list[int]]:
     """Prompts of many lengths around block borders; the last ones share a beginning of 40 tokens."""
     rng = random.Random(7)

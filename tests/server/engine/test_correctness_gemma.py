@@ -28,6 +28,11 @@ STORY = " ".join(
 )
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _poisoned(poisoned_memory):
+    """For every engine here, those of fixtures included."""
+
+
 @pytest.fixture(scope="module")
 def prompts(gemma_gguf: Path) -> list[list[int]]:
     """Three prompts of 60, 59 and 560 tokens."""

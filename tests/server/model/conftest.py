@@ -28,9 +28,9 @@ def make_sequence(prompt: list[int], blocks: list[int], **params: Any) -> Sequen
 
 
 def poisoned_runner(loaded: LoadedModel, blocks: int, block_size: int, swap_blocks: int = 0) -> Runner:
-    """A runner whose fresh cache holds NaN, so that nothing unwritten can be read unseen."""
+    """A runner whose fresh cache and swap space hold NaN, so that nothing unwritten can be read unseen."""
     runner = Runner(loaded, blocks, swap_blocks, block_size)
-    for cache in runner.caches:
+    for cache in (*runner.caches, *runner.host_caches):
         for part in cache:
             part.fill_(float("nan"))
     return runner

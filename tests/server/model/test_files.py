@@ -7,6 +7,7 @@ import shutil
 import struct
 import subprocess
 import sys
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -146,6 +147,9 @@ def test_an_incomplete_folder_is_one_clear_error(
         pytest.param("/no/such/folder", "no such folder or file", id="a missing path"),
         pytest.param("missing.gguf", "no such folder or file", id="a missing GGUF file"),
         pytest.param("just-a-name", "no such folder or file", id="neither path nor hub id"),
+        pytest.param("org/my--model", "no such folder or file", id="two hyphens, which the hub does not allow"),
+        pytest.param("org/name.", "no such folder or file", id="a dot at the end"),
+        pytest.param("org/" + "n" * 97, "no such folder or file", id="a name too long for the hub"),
         pytest.param("../up/there", "no such folder or file", id="a path upwards is no hub id"),
     ],
 )
@@ -161,16 +165,51 @@ def test_a_file_that_is_no_gguf_file(tmp_path: Path) -> None:
         resolve(EngineConfig(model=str(path)))
 
 
-def test_a_hub_id_without_a_network_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    import huggingface_hub
+def answered(kind: str) -> Exception:
+    """An error as the hub's client makes it of an answer."""
+    from huggingface_hub import errors
+
+    # Which HTTP library it has answers of depends on its version.
+    response = types.SimpleNamespace(headers={}, request=None)
+    made: Exception = getattr(errors, kind)("no\nsecond line", response=response)
+    return made
+
+
+def unreachable() -> Exception:
     from huggingface_hub.errors import LocalEntryNotFoundError
 
-    def offline(*args: object, **kwargs: object) -> str:
-        raise LocalEntryNotFoundError("Cannot find the requested files in the disk cache\nsecond line")
+    return LocalEntryNotFoundError("Cannot find the requested files in the disk cache\nsecond line")
 
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
-    with pytest.raises(PagetideError, match="hub cannot be reached") as caught:
-        resolve(EngineConfig(model="org/name"))
+
+@pytest.mark.parametrize(
+    ("make", "problem"),
+    [
+        pytest.param(unreachable, "hub cannot be reached", id="no network"),
+        pytest.param(lambda: ConnectionResetError("reset"), "hub cannot be reached", id="a torn connection"),
+        pytest.param(lambda: answered("RepositoryNotFoundError"), "'org/name': .* no such model on the hub", id="none"),
+        pytest.param(
+            lambda: answered("GatedRepoError"), "accepted its licence: do so on its page there, then", id="gated"
+        ),
+        pytest.param(
+            lambda: answered("RevisionNotFoundError"), "revision: 'v2': the hub's org/name has no", id="revision"
+        ),
+        pytest.param(lambda: answered("HfHubHTTPError"), r"the hub refused it \(no\)", id="an error at the hub"),
+        pytest.param(
+            lambda: OSError(28, "No space left"), r"hub's cache \(.*No space left\); set HF_HOME", id="a full disk"
+        ),
+    ],
+)
+def test_what_goes_wrong_with_the_hub_is_told_in_one_line(
+    make: Callable[[], Exception], problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import huggingface_hub
+
+    def fails(*args: object, **kwargs: object) -> str:
+        raise make()
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fails)
+    with pytest.raises(PagetideError, match=problem) as caught:
+        resolve(EngineConfig(model="org/name", revision="v2"))
     assert "\n" not in str(caught.value)
 
 
@@ -236,6 +275,37 @@ def test_quantized_weights_are_refused_if_none_are_wanted(tiny_model: Callable[[
     (folder / "config.json").write_text(json.dumps(stated))
     with pytest.raises(SettingError, match=r"quantization: 'none': the model's weights are quantized \(gptq\)"):
         load(EngineConfig(model=str(folder), quantization="none"))
+
+
+@pytest.fixture
+def small_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU with half a MiB; the tiny Llama's weights take 542,464 bytes in float32."""
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 19, 1 << 20))
+
+
+@pytest.mark.usefixtures("small_gpu")
+def test_weights_that_are_larger_than_the_gpu_are_refused_before_they_are_read(
+    tiny_model: Callable[[str], Path],
+) -> None:
+    with pytest.raises(SettingError, match=r"model: .* GiB in float32, the GPU has .* GiB free; .*`pagetide plan`"):
+        load(EngineConfig(model=str(tiny_model("llama")), dtype="float32"))
+
+
+def test_weights_that_do_not_fit_when_they_move_are_told_in_one_line(
+    tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    def full(*args: object, **kwargs: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate")
+
+    monkeypatch.setattr(torch.nn.Module, "to", full)
+    with pytest.raises(SettingError, match="do not fit into the GPU's memory; set dtype to a smaller type") as caught:
+        load(EngineConfig(model=str(tiny_model("llama"))))
+    assert "\n" not in str(caught.value)
 
 
 def test_the_choice_of_kernels_is_logged_and_told(

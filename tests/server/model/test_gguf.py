@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 import subprocess
 import sys
 import time
@@ -14,9 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pagetide_server.checkpoint import gguf_cache
 from pagetide_server.checkpoint.files import resolve
 from pagetide_server.checkpoint.gguf_cache import identity
-from pagetide_server.model.gguf.convert import convert
+from pagetide_server.model.gguf.convert import Refused, convert
 from pagetide_server.model.gguf.file import GgufError, read_gguf
 from pagetide_server.model.loader import load
 from pagetide_server.plan import main as plan_main
@@ -106,6 +108,27 @@ def write_gguf(folder: Path, path: Path, arch: str, quantize: bool = False, **me
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def without_tokenizer(path: Path) -> None:
+    """Write the file anew with all its settings but those of the tokenizer."""
+    import gguf
+
+    old = gguf.GGUFReader(path)
+    writer = gguf.GGUFWriter(str(path), old.fields["general.architecture"].contents())
+    for key, field in old.fields.items():
+        if not key.startswith(("GGUF.", "tokenizer.", "general.architecture")):
+            writer.add_key_value(key, field.contents(), field.types[0])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+
+
+def other_alignment(path: Path) -> None:
+    """A file that consists of one setting."""
+    key = b"general.alignment"
+    head = b"GGUF" + struct.pack("<IQQ", 3, 0, 1)
+    path.write_bytes(head + struct.pack("<Q", len(key)) + key + struct.pack("<II", 4, 0))
 
 
 def add_tokenizer(writer: Any, folder: Path) -> None:
@@ -206,9 +229,9 @@ def test_the_tokenizer_comes_along(tiny_model: Tiny, tmp_path: Path) -> None:
 
 
 def test_two_processes_at_once_convert_once(tiny_model: Tiny, tmp_path: Path, cache: Path) -> None:
-    path = write_gguf(tiny_model("qwen3"), tmp_path / "m.gguf", "qwen3")
+    path = write_gguf(tiny_model("qwen3"), tmp_path / "m-1.5.Q4.gguf", "qwen3")
     # Left by a process that was killed.
-    left = cache / f"m-{identity(path)}.unfinished"
+    left = cache / f"m-1.5.Q4-{identity(path)}.unfinished"
     left.mkdir(parents=True)
     (left / "config.json").write_text("half")
     code = (
@@ -222,7 +245,7 @@ def test_two_processes_at_once_convert_once(tiny_model: Tiny, tmp_path: Path, ca
     folder = Path(said[0][-1])
     assert folder == Path(said[1][-1])
     assert sorted(any("converting" in line for line in lines) for lines in said) == [False, True]
-    assert {p.suffix for p in cache.iterdir()} == {"", ".lock"}
+    assert {p.name for p in cache.iterdir()} == {folder.name, f"{folder.name}.lock"}
     assert json.loads((folder / "config.json").read_text())["model_type"] == "qwen3"
     # From now on nothing is converted, and nobody waits.
     stages: list[str] = []
@@ -230,13 +253,45 @@ def test_two_processes_at_once_convert_once(tiny_model: Tiny, tmp_path: Path, ca
     assert stages == []
 
 
-def test_other_content_has_another_identity(tiny_model: Tiny, tmp_path: Path) -> None:
-    path = write_gguf(tiny_model("qwen3"), tmp_path / "m.gguf", "qwen3")
+@pytest.mark.parametrize(
+    "place", [pytest.param(1 << 30, id="within a window"), pytest.param((1 << 30) + 100_000, id="between two windows")]
+)
+def test_other_content_has_another_identity(place: int, tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    # Sparse, so that it takes no room; its windows lie 8 MiB apart.
+    size = 255 * (8 << 20) + 65536
+    with path.open("wb") as file:
+        file.truncate(size)
     before = identity(path)
     with path.open("r+b") as file:
-        file.seek(path.stat().st_size // 2)
+        file.seek(place)
         file.write(b"other")
     assert identity(path) != before
+
+
+def run_instead(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
+    """Let another program do the conversion."""
+    monkeypatch.setattr(gguf_cache, "_command", lambda path, target: [sys.executable, "-c", program])
+
+
+def test_a_child_that_says_much_is_listened_to(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_instead(
+        monkeypatch,
+        "import sys; print('Some library greets you'); print('progress 0.5', flush=True)\n"
+        "sys.stderr.write('a warning\\n' * 20_000); sys.stderr.flush(); print('progress 1.0')",
+    )
+    (path := tmp_path / "m.gguf").write_bytes(b"any")
+    told: list[float] = []
+    assert resolve(EngineConfig(model=str(path)), lambda stage, part: told.append(part)).is_dir()
+    assert told == [0.5, 1.0]
+
+
+def test_a_child_that_fails_is_quoted(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_instead(monkeypatch, "import sys; sys.stderr.write('x' * 200_000 + '\\n'); raise ValueError('too odd')")
+    (path := tmp_path / "m.gguf").write_bytes(b"any")
+    with pytest.raises(PagetideError, match="cannot be converted: ValueError: too odd"):
+        resolve(EngineConfig(model=str(path)))
+    assert [p.suffix for p in cache.iterdir()] == [".lock"]
 
 
 def cut_header(path: Path) -> None:
@@ -263,6 +318,8 @@ def other_version(path: Path) -> None:
         pytest.param(other_magic, "does not begin with the letters GGUF", id="another kind of file"),
         pytest.param(other_version, "is of GGUF version 9", id="an unknown version"),
         pytest.param(lambda p: p.write_bytes(b""), "does not begin", id="an empty file"),
+        pytest.param(without_tokenizer, "has no tokenizer", id="no tokenizer"),
+        pytest.param(other_alignment, "general.alignment is 0", id="an alignment of 0"),
     ],
 )
 def test_a_damaged_file_is_known_as_such(
@@ -270,7 +327,7 @@ def test_a_damaged_file_is_known_as_such(
 ) -> None:
     path = write_gguf(tiny_model("qwen3"), tmp_path / "m.gguf", "qwen3")
     spoil(path)
-    with pytest.raises(GgufError, match=problem):
+    with pytest.raises((GgufError, Refused), match=problem):
         convert(path, tmp_path)
 
 
@@ -284,7 +341,7 @@ def test_a_fault_found_by_the_child_process_is_one_clear_error(tmp_path: Path, c
 
 
 def test_an_unknown_architecture_is_refused_by_name(tiny_model: Tiny, tmp_path: Path) -> None:
-    from pagetide_server.model.gguf.convert import Refused, config_values
+    from pagetide_server.model.gguf.convert import config_values
 
     path = write_gguf(tiny_model("qwen3"), tmp_path / "m.gguf", "qwen3", **{"qwen3.rope.scaling.type": "yarn"})
     file = read_gguf(path)

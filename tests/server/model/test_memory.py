@@ -11,8 +11,17 @@ import torch
 
 from pagetide_server.model import memory
 from pagetide_server.model.host_memory import available_bytes
+from pagetide_server.model.limits import BatchLimits, batch_limits
 from pagetide_server.model.loader import LoadedModel
-from pagetide_server.model.memory import _more_of_the_gpu, bytes_per_token, check_room, cpu_room, kv_blocks, swap_blocks
+from pagetide_server.model.memory import (
+    Memory,
+    _more_of_the_gpu,
+    bytes_per_token,
+    check_room,
+    kv_blocks,
+    room,
+    swap_blocks,
+)
 from pagetide_server.model.network import Layer
 from pagetide_server.model.profile import greatest_step
 from pagetide_server.model.runner import Runner
@@ -70,7 +79,7 @@ def test_blocks_on_a_cpu(
             {"kv_cache_memory_gib": 3.0},
             GIB,
             "kv_cache_memory_gib",
-            "there are 1 GiB free beside what else is held there; set it to at most 1",
+            "there are 0.962 GiB free beside activations; set it to at most 0.961",
             id="more than there is",
         ),
         pytest.param({}, 6144, "kv_cache_memory_gib", "512 tokens need", id="hardly any memory, nothing asked for"),
@@ -92,16 +101,43 @@ def test_no_room_says_what_to_change(
 
 
 @pytest.mark.parametrize(
-    ("free", "window", "room"),
+    ("settings", "memory", "window", "found"),
     [
-        pytest.param(5 * GIB, 1 * GIB, 2 * GIB, id="a part of what is free"),
-        pytest.param(64 * GIB, 1 * GIB, 4 * GIB, id="no more than anybody needs to ask for"),
-        pytest.param(64 * GIB, 6 * GIB, 6 * GIB, id="one window in any case"),
-        pytest.param(10 * GIB, 6 * GIB, 4 * GIB, id="but not beyond the part"),
+        pytest.param({}, Memory(5 * GIB, GIB, on_gpu=False), 1 * GIB, 2 * GIB, id="CPU: a part of what is free"),
+        pytest.param({}, Memory(64 * GIB, GIB, on_gpu=False), 1 * GIB, 4 * GIB, id="CPU: no more than nobody asks for"),
+        pytest.param({}, Memory(64 * GIB, GIB, on_gpu=False), 6 * GIB, 6 * GIB, id="CPU: one window in any case"),
+        pytest.param({}, Memory(10 * GIB, GIB, on_gpu=False), 6 * GIB, 4 * GIB, id="CPU: but not beyond the part"),
+        pytest.param({}, Memory(80 * GIB, 20 * GIB, on_gpu=True), GIB, 52 * GIB, id="GPU: the share less what is held"),
+        pytest.param({}, Memory(10 * GIB, 20 * GIB, on_gpu=True), GIB, -11 * GIB, id="GPU: not even room for the rest"),
+        pytest.param({"kv_cache_memory_gib": 60.0}, Memory(80 * GIB, 20 * GIB, on_gpu=True), GIB, 60 * GIB,
+                     id="asked for, on a GPU: all but what is held"),
+        pytest.param({"kv_cache_memory_gib": 4.0}, Memory(5 * GIB, GIB, on_gpu=False), GIB, 4 * GIB,
+                     id="asked for, on a CPU: all but activations"),
     ],
-)
-def test_room_on_a_cpu(free: int, window: int, room: int) -> None:
-    assert cpu_room(free, window) == room
+)  # fmt: skip
+def test_room(settings: dict[str, float], memory: Memory, window: int, found: int) -> None:
+    assert room(EngineConfig(**settings), memory, window) == found
+
+
+@pytest.mark.parametrize(
+    ("memory", "problem"),
+    [
+        pytest.param(Memory(80 * GIB, 20 * GIB, on_gpu=True), "60 GiB free beside weights and activations; .* 60$",
+                     id="a GPU"),
+        pytest.param(Memory(66 * GIB, 2 * GIB, on_gpu=False), "64 GiB free beside activations; .* 64$", id="a CPU"),
+        pytest.param(Memory(10 * GIB, 20 * GIB, on_gpu=True), "0 GiB free .*; take a device with more", id="no room"),
+    ],
+)  # fmt: skip
+def test_more_than_activations_leave_is_refused(memory: Memory, problem: str) -> None:
+    with pytest.raises(SettingError, match=problem):
+        room(EngineConfig(kv_cache_memory_gib=70.0), memory, GIB)
+
+
+def test_cache_and_swap_space_share_a_cpus_memory(loaded_tiny: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "available_bytes", lambda: GIB)
+    blocks, swap = kv_blocks(EngineConfig(kv_cache_memory_gib=0.75), loaded_tiny("llama"))
+    assert blocks == 0.75 * GIB // 6144
+    assert swap == int((GIB - blocks * 6144) * 0.2) // 6144
 
 
 def test_following_the_advice_gives_room(loaded_tiny: Load, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +157,7 @@ def test_following_the_advice_gives_room(loaded_tiny: Load, monkeypatch: pytest.
     ],
 )
 def test_tokens_of_a_step(settings: dict[str, object], device: str, tokens: int) -> None:
-    limits = memory.batch_limits(EngineConfig(**settings), torch.device(device), 32768)
+    limits = batch_limits(EngineConfig(**settings), torch.device(device), 32768)
     assert limits.max_num_batched_tokens == tokens
 
 
@@ -183,15 +219,23 @@ def test_pinned_swap_space_beyond_the_host_is_refused() -> None:
     ],
 )
 def test_the_greatest_step(seqs: int, tokens: int, window: int, counts: list[int]) -> None:
-    step, blocks = greatest_step(seqs, tokens, window, 16)
+    step, blocks = greatest_step(BatchLimits(seqs, tokens), window, 16)
     assert [row.count for row in step.rows] == counts
     assert len(step.sampling()) == len(counts)
-    assert blocks * 16 >= max(counts)
+    # Attention gathers all that lies before a row.
+    assert {row.start + row.count for row in step.rows} == {window}
+    assert max(block for row in step.rows for block in row.sequence.blocks) < blocks
+
+
+def test_the_greatest_step_of_a_long_window_needs_few_blocks() -> None:
+    step, blocks = greatest_step(BatchLimits(256, 8192), 131_072, 16)
+    assert max(row.start + row.count for row in step.rows) == 131_072
+    assert blocks <= 64
 
 
 def test_the_greatest_step_runs(loaded_tiny: Load) -> None:
     loaded = loaded_tiny("qwen2-sliding")
-    step, blocks = greatest_step(5, 70, loaded.max_model_len, 16)
+    step, blocks = greatest_step(BatchLimits(5, 70), loaded.max_model_len, 16)
     logits = Runner(loaded, blocks, 0, 16).execute(step)
     assert logits.sampling.shape == (5, loaded.vocab_size)
 

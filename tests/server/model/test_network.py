@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -118,3 +119,12 @@ def test_dtype(asked: str, device: str, found: str) -> None:
 
     config = make("llama", dtype="float16")
     assert dtype_of(config, EngineConfig(dtype=asked), torch.device(device)) == getattr(torch, found)
+
+
+def test_a_model_without_a_layer_for_logits_is_refused(
+    loaded_tiny: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = loaded_tiny("llama")
+    monkeypatch.setattr(type(loaded.network), "get_output_embeddings", lambda network: None)
+    with pytest.raises(SettingError, match="llama models cannot be served: it has no layer that makes logits"):
+        examine(loaded.hf_config, CONFIG)

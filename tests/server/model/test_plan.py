@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from pagetide_server.model import memory
 from pagetide_server.model.loader import LoadedModel
-from pagetide_server.model.memory import bytes_per_token
-from pagetide_server.plan import main, parse_size
+from pagetide_server.model.memory import Memory, bytes_per_token
+from pagetide_server.plan import main, make_plan, parse_size
+from pagetide_spec.config import GIB, EngineConfig
 from pagetide_spec.errors import SettingError
 
 Tiny = Callable[[str], Path]
@@ -40,7 +44,7 @@ def test_what_is_no_size(text: str) -> None:
 def test_agrees_with_the_loaded_model(
     tiny_model: Tiny, loaded_tiny: Callable[[str], LoadedModel], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    argv = [str(tiny_model("qwen3")), "--device-memory=1000MiB", "--dtype=float32", "--lengths=100,512", "--json"]
+    argv = [str(tiny_model("qwen3")), "--device-memory=900MB", "--dtype=float32", "--lengths=100,512", "--json"]
     assert main(argv) == 0
     plan = json.loads(capsys.readouterr().out)
     loaded = loaded_tiny("qwen3")
@@ -49,7 +53,7 @@ def test_agrees_with_the_loaded_model(
     assert plan["bytes_per_token"] == bytes_per_token(loaded.layers, loaded.dtype)
     held = plan["weight_bytes"] + plan["activation_bytes"] + plan["runtime_bytes"]
     block = 16 * plan["bytes_per_token"]
-    assert 0 <= int(1000 * 2**20 * 0.9) - held - plan["blocks"] * block < block
+    assert 0 <= int(900e6 * 0.9) - held - plan["blocks"] * block < block
     assert plan["concurrency"] == {"100": plan["blocks"] // 7, "512": plan["blocks"] // 32}
 
 
@@ -65,20 +69,14 @@ def test_numbers_by_hand(tiny_model: Tiny, tmp_path: Path, capsys: pytest.Captur
     parameters = 2 * 384 * 64 + 3 * layer + 64
     # A step of 8,192 tokens; logits of 256 sequences, and twice those of 256 scored tokens; two tables of random bits.
     activations = 8192 * (8 * 64 + 3 * 96) * 4 + 3 * 256 * 384 * 4 + 2 * 256 * 384 * 4 + 2 * (2**22 + 384) * 4
-    room = int(880 * 2**20 * 0.9) - parameters * 4 - activations - (700 << 20)
-    found = plan_of(capsys, str(tiny_model("llama")), "--device-memory=880MiB", "--dtype=float32", "--lengths=512")
+    room = int(900e6 * 0.9) - parameters * 4 - activations - (700 << 20)
+    found = plan_of(capsys, str(tiny_model("llama")), "--device-memory=900MB", "--dtype=float32", "--lengths=512,100")
     assert (found["parameters"], found["weight_bytes"]) == (parameters, parameters * 4) == (135_616, 542_464)
     assert (found["bytes_per_token"], found["activation_bytes"]) == (3 * 2 * 16 * 4, activations)
-    assert found["blocks"] == room // (16 * 384) == 5564
-    assert found["concurrency"] == {"512": 5564 // 32}
+    assert found["blocks"] == room // (16 * 384) == 2232
+    # max_num_seqs is 256 on a GPU.
+    assert found["concurrency"] == {"512": 2232 // 32, "100": 256}
     assert (found["max_model_len"], found["model_window"]) == (512, 512)
-
-
-def test_no_more_blocks_than_the_engine_makes(tiny_model: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
-    """As many as the sequences that may run can fill (see `kv_blocks`), however large the device."""
-    argv = [str(tiny_model("llama")), "--device-memory=80GiB", "--max-num-seqs=3", "--max-model-len=100"]
-    assert plan_of(capsys, *argv)["blocks"] == 3 * 7
-    assert plan_of(capsys, *argv, "--kv-cache-memory-gib=0.01")["blocks"] > 3 * 7
 
 
 def test_shards_change_nothing(tiny_model: Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -91,6 +89,46 @@ def test_shards_change_nothing(tiny_model: Tiny, tmp_path: Path, capsys: pytest.
     assert sharded == whole | {"model": str(tmp_path)}
 
 
+@pytest.mark.parametrize(
+    ("settings", "gib"),
+    [
+        pytest.param({}, 0.83, id="less than all sequences could use"),
+        pytest.param({}, 24.0, id="more than all sequences could use"),
+        pytest.param({"max_num_seqs": 3, "max_model_len": 100}, 2.0, id="three short sequences"),
+        pytest.param({"kv_cache_memory_gib": 0.01}, 2.0, id="as asked"),
+        pytest.param({"kv_cache_memory_gib": 1.0, "max_num_seqs": 2}, 2.0, id="as asked, though nobody can use it all"),
+        pytest.param({"gpu_memory_utilization": 0.5, "block_size": 32}, 1.6, id="half of the memory, larger blocks"),
+    ],
+)
+def test_the_engine_finds_the_same_blocks(
+    settings: dict[str, Any],
+    gib: float,
+    tiny_model: Tiny,
+    loaded_tiny: Callable[[str], LoadedModel],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where it measures what the plan estimates."""
+    config = EngineConfig(model=str(tiny_model("llama")), dtype="float32", **settings)
+    plan = make_plan(config, int(gib * GIB))
+    measured = Memory(int(gib * GIB), plan.weight_bytes + plan.activation_bytes + plan.runtime_bytes, on_gpu=True)
+    monkeypatch.setattr(memory, "gpu_memory", lambda *args: measured)
+    on_gpu = dataclasses.replace(loaded_tiny("llama"), device=torch.device("cuda"), max_model_len=plan.model_window)
+    assert memory.kv_blocks(config, on_gpu)[0] == plan.blocks > 0
+
+
+def test_no_more_sequences_than_may_run(tiny_model: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = plan_of(capsys, str(tiny_model("llama")), "--lengths=512", "--max-num-seqs=7", "--kv-cache-memory-gib=1")
+    assert plan["blocks"] > 8 * 32
+    assert plan["concurrency"] == {"512": 7}
+
+
+def test_no_more_blocks_than_the_engine_makes(tiny_model: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
+    """As many as the sequences that may run can fill (see `kv_blocks`), however large the device."""
+    argv = [str(tiny_model("llama")), "--device-memory=80GiB", "--max-num-seqs=3", "--max-model-len=100"]
+    assert plan_of(capsys, *argv)["blocks"] == 3 * 7
+    assert plan_of(capsys, *argv, "--kv-cache-memory-gib=0.01")["blocks"] > 3 * 7
+
+
 @pytest.mark.real_model
 def test_numbers_of_gemma_by_hand(gemma_gguf: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """18 layers of 640, queries of 4 heads of 256, one KV head, an inner width of 2,048, 262,144 tokens, tied."""
@@ -101,7 +139,7 @@ def test_numbers_of_gemma_by_hand(gemma_gguf: Path, capsys: pytest.CaptureFixtur
     activations = 8192 * (8 * 640 + 3 * 2048) * 2 + (3 * 256 + 2 * 256) * 262_144 * 4 + 2 * (2**22 + 262_144) * 4
     room = int(24 * 2**30 * 0.9) - 536_196_352 - activations - (700 << 20)
     assert found["blocks"] == room // (16 * 18_432)
-    assert found["concurrency"] == {"1000": found["blocks"] // 63, "32768": found["blocks"] // 2048}
+    assert found["concurrency"] == {"1000": 256, "32768": found["blocks"] // 2048}
     assert (found["layers"], found["windowed_layers"], found["max_model_len"]) == (18, 15, 32_768)
 
 
@@ -143,7 +181,7 @@ def test_the_table_says_that_windows_save_nothing(tiny_model: Tiny, capsys: pyte
         ),
         pytest.param(
             ["TINY", "--device-memory=2GiB", "--kv-cache-memory-gib=2"],
-            "kv_cache_memory_gib: 2.0: there are 1.26 GiB free beside what else is held there; set it to at most 1.258",
+            "kv_cache_memory_gib: 2.0: there are 1.26 GiB free beside weights and activations; set it to at most 1.258",
             id="a cache larger than the rest",
         ),
         pytest.param(["TINY", "--max-model-len=9999"], "the model allows at most 512", id="a window beyond the model"),

@@ -12,6 +12,7 @@ import torch
 
 from pagetide_server.engine.faults import DeviceLost
 from pagetide_server.engine.sequence import Row, Sequence, Step
+from pagetide_server.model import runner as runner_module
 from pagetide_server.model.loader import LoadedModel
 
 NEW_TOKENS = 24
@@ -101,6 +102,44 @@ def test_swapping_out_and_in_again_changes_no_answer(loaded_tiny: Load, toy: Toy
             for key, value in runner.caches:
                 key[[7, 2, 9, 4]] = value[[7, 2, 9, 4]] = float("nan")
     assert [sequence.tokens[50:]] == toy.answers(loaded, [prompt], 10)
+
+
+def test_a_swap_allocates_nothing(loaded_tiny: Load, toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = loaded_tiny("llama")
+    runner = toy.poisoned_runner(loaded, 4, 16, swap_blocks=2)
+    runner.execute(Step([Row(toy.make_sequence([5] * 16, [3]), 0, 16, samples=True)]))
+
+    def fails(*args: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(runner, "_allocate", fails)
+    other = toy.make_sequence([5] * 16, [0])
+    runner.execute(Step([Row(other, 0, 16, samples=True)], swap_out=[(3, 1)]))
+    for mine, host in zip(runner.caches, runner.host_caches, strict=True):
+        assert all(torch.equal(device[3], swapped[1]) for device, swapped in zip(mine, host, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("step", "calls"),
+    [
+        pytest.param({}, [], id="nothing to move"),
+        pytest.param({"copies": [(1, 2)]}, ["copy"], id="copies"),
+        pytest.param({"swap_out": [(1, 0)]}, ["swap", "swap"], id="swapping"),
+    ],
+)
+def test_blocks_of_all_layers_move_by_one_call(
+    step: dict[str, list[tuple[int, int]]],
+    calls: list[str],
+    loaded_tiny: Load,
+    toy: Toy,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[str] = []
+    monkeypatch.setattr(runner_module, "copy_blocks", lambda caches, pairs: made.append("copy"))
+    monkeypatch.setattr(runner_module, "swap_blocks", lambda caches, pairs: made.append("swap"))
+    runner = toy.poisoned_runner(loaded_tiny("llama"), 4, 16, swap_blocks=2)
+    runner.execute(Step([Row(toy.make_sequence([5], [3]), 0, 1, samples=True)], **step))
+    assert made == calls
 
 
 def test_copying_a_block_parts_two_sequences(loaded_tiny: Load, toy: Toy) -> None:

@@ -5,7 +5,7 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import models
 
-from pagetide_server.text.chat import ChatTemplate, ChatTemplateError, configured, render
+from pagetide_server.text.chat import ChatTemplate, ChatTemplateError, Templates, configured, render
 from pagetide_server.text.tokenizer import Tokenizer
 from pagetide_spec.errors import SettingError
 
@@ -33,7 +33,7 @@ _OPTIONS = ("tools", "documents", "add_generation_prompt", "continue_final_messa
 
 def rendered(template: str, messages: list[dict[str, Any]], **kwargs: Any) -> str:
     options = {name: kwargs.pop(name) for name in _OPTIONS if name in kwargs}
-    return render(plain(), messages, template=template, **options, variables=kwargs)
+    return render(plain(), messages, Templates({"default": template}), **options, variables=kwargs)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,18 @@ def deep(levels: int) -> Any:
         pytest.param("nothing", USER, {"continue_final_message": True, "add_generation_prompt": False},
                      "continue_final_message", id="to continue what is not shown"),
         pytest.param(TEXT_ONLY, [], {"continue_final_message": True, "add_generation_prompt": False},
-                     "continue_final_message", id="to continue nothing"),
+                     "messages: is empty", id="to continue nothing"),
+        pytest.param("x", [], {}, "messages: is empty", id="no message"),
+        pytest.param("x", "hi", {}, "messages: must be a list of objects, not 'hi'", id="text for the messages"),
+        pytest.param("x", ["hi"], {}, r"messages\[0\]: must be an object, not 'hi'", id="text for a message"),
+        pytest.param("x", [{"role": ""}], {}, r"messages\[0\].role: must be a text such as user", id="an empty role"),
+        pytest.param("x", [{"role": "a", "tool_calls": 5}], {}, r"messages\[0\].tool_calls: must be a list of objects",
+                     id="a number for the tool calls"),
+        pytest.param("x", [{"role": "a", "tool_calls": {"a": 1}}], {}, r"messages\[0\].tool_calls: must be a list",
+                     id="an object for the tool calls"),
+        pytest.param("x", [{"role": "a", "tool_calls": ["f"]}], {}, r"tool_calls\[0\]: must be an object", id="a name"),
+        pytest.param("x", USER, {"tools": 5}, "tools: must be a list of objects, not 5", id="a number for the tools"),
+        pytest.param("x", USER, {"documents": ["d"]}, r"documents\[0\]: must be an object", id="text for a document"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_rendered_is_the_clients_error_in_one_line(
@@ -152,20 +163,21 @@ def test_what_cannot_be_rendered_is_the_clients_error_in_one_line(
 
 def test_without_a_template_the_error_names_the_way_out() -> None:
     with pytest.raises(ChatTemplateError, match="--chat-template"):
-        render(plain(), USER)
+        render(plain(), USER, configured(None, plain()))
 
 
 def test_the_models_own_templates_are_used() -> None:
     tokenizer = plain(default="plain", tool_use="with {{ tools|length }}")
-    assert render(tokenizer, USER) == "plain"
-    assert render(tokenizer, USER, tools=[{}]) == "with 1"
+    own = configured(None, tokenizer)
+    assert render(tokenizer, USER, own) == "plain"
+    assert render(tokenizer, USER, own, tools=[{}]) == "with 1"
 
 
 def test_a_setting_may_hold_a_template_or_name_a_file(tmp_path: Path) -> None:
     file = tmp_path / "chat.jinja"
     file.write_text("from a file, {{ messages[0].content }}", encoding="utf-8")
     for setting, prompt in ((str(file), "from a file, Hi"), ("{{ messages[0].role }}", "user")):
-        assert render(plain(), USER, template=configured(setting, plain())) == prompt
+        assert render(plain(), USER, configured(setting, plain())) == prompt
 
 
 def test_templates_are_picked_by_whether_there_are_tools() -> None:
@@ -201,7 +213,7 @@ def test_transformers_renders_the_same(tokenizers: dict[str, Tokenizer]) -> None
     for final in ({}, {"add_generation_prompt": True}, {"continue_final_message": True}):
         expected = theirs.apply_chat_template(messages, tools=tools, chat_template=template, tokenize=False, **final)
         ours = {"add_generation_prompt": False, **final}
-        assert render(tokenizers["byte_level"], messages, tools=tools, template=template, **ours) == expected
+        assert render(tokenizers["byte_level"], messages, Templates({"default": template}), tools, **ours) == expected
 
 
 def test_probing_finds_what_a_template_reads() -> None:

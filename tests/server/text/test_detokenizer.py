@@ -145,7 +145,7 @@ def test_a_piece_says_which_stop_string_and_how_many_tokens_it_took(byte_level: 
     ],
 )
 def test_stop_tokens(tokenizer: Tokenizer, params: dict, text: str) -> None:
-    a, eos = tokenizer.encode("xa", add_special_tokens=False)[-1], tokenizer.token_id("<eos>")
+    a, eos = tokenizer.encode("xa", add_special_tokens=False)[-1], min(tokenizer.eos_token_ids)
     detokenizer = Detokenizer(tokenizer, [a], SamplingParams(**params))
     assert detokenizer.push([a, eos], finished=True, stop_token_id=eos) == Piece(text, 2)
 

@@ -30,8 +30,8 @@ def gemma() -> Tokenizer:
 
 def test_vocabulary(gemma: Tokenizer) -> None:
     assert gemma.vocab_size == 262_144
-    assert gemma.eos_token_ids == {gemma.token_id("<eos>")}
-    assert gemma.encode("x")[0] == gemma.token_id("<bos>")
+    assert gemma.eos_token_ids == set(gemma.encode("<eos>", add_special_tokens=False))
+    assert gemma.encode("x")[:1] == gemma.encode("<bos>", add_special_tokens=False)
     assert not gemma.chat_templates
 
 

@@ -1,6 +1,6 @@
 """Write a GGUF file's content as a plain model folder; run as a program by `gguf_cache`.
 
-`python -m pagetide_server.model.gguf.convert FILE FOLDER` prints a fraction from 0 to 1 now and then, or one line
+`python -m pagetide_server.model.gguf.convert FILE FOLDER` prints `progress FRACTION` (0 to 1) now and then, or one line
 `error TEXT` where the file is at fault. Quantized tensors become float32. What the names and layouts of llama.cpp mean
 is taken from transformers' and gguf's own tables; only the reading is ours, since theirs takes a minute.
 """
@@ -95,22 +95,22 @@ def read_gguf_config(config: EngineConfig) -> Any:
 
 
 def _tell(fraction: float) -> None:
-    print(f"{fraction:.3f}", flush=True)
+    print(f"progress {fraction:.3f}", flush=True)
 
 
 def config_values(file: GgufFile) -> dict[str, Any]:
     """What config.json states, from the file's metadata.
 
     Raises:
-        Refused: the architecture is not known here, or uses something that the file states in llama.cpp's way only.
+        Refused: the architecture is not known here, it uses something that the file states in llama.cpp's way only, or
+            the file has no tokenizer.
     """
     from transformers.modeling_gguf_pytorch_utils import GGUF_TO_TRANSFORMERS_MAPPING
 
-    architecture = file.architecture
-    if architecture not in ARCHITECTURES:
-        known = ", ".join(sorted(ARCHITECTURES))
-        raise Refused(f"GGUF files of architecture {architecture!r} are not supported; known are {known}")
-    model_type = ARCHITECTURES[architecture]
+    architecture, model_type = file.architecture, _model_type(file)
+    tokens = file.metadata.get("tokenizer.ggml.tokens")
+    if not isinstance(tokens, list):
+        raise Refused("has no tokenizer")
     names = [t.name for t in file.tensors]
     _refuse_scaled_rope(file, names)
     table: Any = GGUF_TO_TRANSFORMERS_MAPPING["config"]
@@ -123,11 +123,18 @@ def config_values(file: GgufFile) -> dict[str, Any]:
             values[name] = value
     if f"{architecture}.attention.key_length" in file.metadata:
         values.setdefault("head_dim", file.metadata[f"{architecture}.attention.key_length"])
-    values.setdefault("vocab_size", len(file.metadata["tokenizer.ggml.tokens"]))
+    values.setdefault("vocab_size", len(tokens))
     if model_type == "qwen3_moe":
         # llama.cpp always normalizes these weights; the file does not say so.
         values["norm_topk_prob"] = True
     return values
+
+
+def _model_type(file: GgufFile) -> str:
+    if file.architecture not in ARCHITECTURES:
+        known = ", ".join(sorted(ARCHITECTURES))
+        raise Refused(f"GGUF files of architecture {file.architecture!r} are not supported; known are {known}")
+    return ARCHITECTURES[file.architecture]
 
 
 def _refuse_scaled_rope(file: GgufFile, names: list[str]) -> None:

@@ -90,6 +90,8 @@ class _Reader:
             metadata[key] = self.value(*self.scalars("I"))
         entries = [self.entry() for _ in range(tensors)]
         alignment = metadata.get("general.alignment", 32)
+        if type(alignment) is not int or alignment < 1:
+            raise GgufError(f"is damaged: its general.alignment is {alignment!r}")
         begin = -(-self.at // alignment) * alignment
         return GgufFile(path, metadata, [dataclasses.replace(t, offset=begin + t.offset) for t in entries])
 

@@ -23,13 +23,11 @@ def write_tokenizer(file: GgufFile, folder: Path) -> None:
     """Write the file's tokenizer into a folder.
 
     Raises:
-        GgufError: it has none, or one of an unknown kind.
+        GgufError: it is of an unknown kind.
     """
     from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_TOKENIZER_MAPPING, convert_gguf_tokenizer
 
     metadata = file.metadata
-    if "tokenizer.ggml.tokens" not in metadata:
-        raise GgufError("has no tokenizer")
     names = GGUF_TOKENIZER_MAPPING["tokenizer"]
     stated = {new: metadata[f"tokenizer.{old}"] for old, new in names.items() if f"tokenizer.{old}" in metadata}
     try:
