@@ -121,6 +121,22 @@ def _above(logits, vocabulary, cut, largest, temperature, least, BLOCK: tl.const
 
 
 @triton.jit
+def _greatest_cut(
+    logits, vocabulary, low, high, wanted, largest, temperature, least, BY_MASS: tl.constexpr, BLOCK: tl.constexpr
+):
+    """The greatest cut in low..high - 1 above which there are `wanted` tokens, or there is so much mass."""
+    while high - low > 1:
+        middle = low + (high - low) // 2
+        number, mass = _above(logits, vocabulary, middle, largest, temperature, least, BLOCK)
+        enough = mass >= wanted if BY_MASS else number >= wanted
+        if enough:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+@triton.jit
 def _sample_kernel(  # noqa: PLR0915 (a kernel is one piece)
     logits,
     temperatures,
@@ -154,16 +170,7 @@ def _sample_kernel(  # noqa: PLR0915 (a kernel is one piece)
     cut = top_order * 0 - 2147483648
     kept_ties = vocabulary
     if (top_k > 0) & (top_k < vocabulary):
-        low = cut
-        high = top_order + 1
-        while high - low > 1:
-            middle = low + (high - low) // 2
-            number, _ = _above(logits, vocabulary, middle, largest, temperature, least, BLOCK)
-            if number >= top_k:
-                low = middle
-            else:
-                high = middle
-        cut = low
+        cut = _greatest_cut(logits, vocabulary, cut, top_order + 1, top_k, largest, temperature, least, False, BLOCK)
         number, _ = _above(logits, vocabulary, cut + 1, largest, temperature, least, BLOCK)
         kept_ties = top_k - number
 
@@ -174,15 +181,7 @@ def _sample_kernel(  # noqa: PLR0915 (a kernel is one piece)
         ties = tl.maximum(all_number - number, 1)
         mass += (all_mass - mass) / ties * tl.minimum(kept_ties, ties)
         limit = mass * top_p
-        low = cut
-        high = top_order + 1
-        while high - low > 1:
-            middle = low + (high - low) // 2
-            _, mass = _above(logits, vocabulary, middle, largest, temperature, least, BLOCK)
-            if mass >= limit:
-                low = middle
-            else:
-                high = middle
+        low = _greatest_cut(logits, vocabulary, cut, top_order + 1, limit, largest, temperature, least, True, BLOCK)
         number, mass = _above(logits, vocabulary, low + 1, largest, temperature, least, BLOCK)
         number_with, mass_with = _above(logits, vocabulary, low, largest, temperature, least, BLOCK)
         each = (mass_with - mass) / tl.maximum(number_with - number, 1)
