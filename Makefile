@@ -55,7 +55,7 @@ generate: $(VENV)/.dev
 	$(BIN)/pagetide crd > manifests/crd.yaml
 	$(BIN)/pagetide crd > charts/pagetide/files/crd.yaml
 	$(BIN)/pagetide crd --no-rules > charts/pagetide/files/crd-without-rules.yaml
-	$(BIN)/python -m pagetide_spec.reference docs/observability.md docs/configuration.md
+	$(BIN)/python -m pagetide_spec.reference docs/observability.md docs/configuration.md docs/resource.md
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist

@@ -12,6 +12,8 @@ from pagetide_spec.metrics import PREFIX
 from pagetide_spec.names import PATH_HEALTH, PATH_LIVE, PATH_METRICS, PATH_READY
 from pagetide_spec.web import check_port
 
+from .autoscaling.policy import Decision
+
 _PREFIX = PREFIX + "operator_"
 
 
@@ -35,6 +37,47 @@ class Telemetry:
         self.waiting = Gauge(_PREFIX + "queue_length", "Services that wait for a look.", registry=self.registry)
         self.services = Gauge(_PREFIX + "services", "InferenceServices that are known.", registry=self.registry)
         self.is_leader = Gauge(_PREFIX + "leader", "1 while this process acts.", registry=self.registry)
+        self._add_scaling()
+
+    def _add_scaling(self) -> None:
+        service = ["namespace", "service"]
+        self.scrapes = Counter(
+            _PREFIX + "scrapes", "Looks at a replica's metrics, by outcome.", ["outcome"], registry=self.registry
+        )
+        self._changes = Counter(
+            _PREFIX + "scale_changes",
+            "Changes of a service's number of replicas, by direction and the signal that asked for the most.",
+            [*service, "direction", "winner"],
+            registry=self.registry,
+        )
+        self._desired = Gauge(
+            _PREFIX + "desired_replicas", "Replicas that a scaled service should have.", service, registry=self.registry
+        )
+        self._asked = Gauge(
+            _PREFIX + "asked_replicas",
+            "Replicas that each signal of load asks for.",
+            [*service, "signal"],
+            registry=self.registry,
+        )
+
+    def scaling(self, name: tuple[str, str], decision: Decision, desired: int) -> None:
+        """What was decided about a service."""
+        self._desired.labels(*name).set(desired)
+        for ask in decision.asks:
+            self._asked.labels(*name, ask.signal).set(ask.replicas)
+
+    def scaled(self, name: tuple[str, str], decision: Decision, desired: int) -> None:
+        """A service's number of replicas was changed."""
+        direction = "up" if desired > decision.current else "down"
+        self._changes.labels(*name, direction, decision.winner).inc()
+
+    def forget_scaling(self, name: tuple[str, str]) -> None:
+        """The service is gone, or is not scaled any more."""
+        for metric in (self._desired, self._asked, self._changes):
+            samples = [s.labels for family in metric.collect() for s in family.samples]
+            for values in {tuple(labels.values()) for labels in samples}:
+                if values[:2] == name:
+                    metric.remove(*values)
 
 
 async def serve(telemetry: Telemetry, port: int, is_synced: Callable[[], bool]) -> web.AppRunner:

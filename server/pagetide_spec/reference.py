@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from .metrics import GATEWAY_METRICS, SERVER_METRICS, VLLM_METRICS, Metric
+from .resource_table import rules_table, spec_table, status_table
 from .settings_table import settings_table
 
 _SECTION = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -30,6 +31,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "gateway-metrics": lambda: metrics_table(GATEWAY_METRICS.values()),
     "vllm-metrics": vllm_table,
     "settings": settings_table,
+    "spec": spec_table,
+    "rules": rules_table,
+    "status": status_table,
 }
 
 
