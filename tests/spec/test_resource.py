@@ -134,9 +134,7 @@ def test_paused_by_annotation():
             "spec.rollout.maxSurge: '1x': must be a number or a percentage such as 25%",
             id="neither number nor percent",
         ),
-        pytest.param(
-            {"inferencePool": {}}, "spec.inferencePool.endpointPicker: None: is required", id="no picker"
-        ),
+        pytest.param({"inferencePool": {}}, "spec.inferencePool.endpointPicker: None: is required", id="no picker"),
         pytest.param(
             {"inferencePool": {"endpointPicker": {"name": "p", "port": 0}}},
             "spec.inferencePool.endpointPicker.port: 0: must be at least 1",
