@@ -1,4 +1,4 @@
-"""What holds for every value of a manifest, whatever its schema says: a tree of bounded size, texts and numbers that travel."""
+"""What holds for every value of a manifest, whatever its schema says: a tree of bounded size, values that travel."""
 
 from __future__ import annotations
 
