@@ -60,6 +60,7 @@ class Gateway:
         self._holder = Holder(hold, lambda: self.is_draining)
         self._is_synced = is_synced
         self._forward: Forwarder | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         self._rest = Starlette(
             routes=[*self._routes(), *extra_routes],
             lifespan=self._lifespan,
@@ -100,12 +101,24 @@ class Gateway:
             self._forward = Forwarder(self.registry, attempts, self._metrics, self._access, self._max_body)
             reader = FigureReader(self.registry, session, self._metrics, self._stall_s)
             tasks = [asyncio.create_task(work) for work in (HealthPoller(self.registry, session).run(), reader.run())]
+            self._tasks = tasks
             try:
                 yield
             finally:
+                self._tasks = []
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
+
+    def check_tasks(self) -> None:
+        """Nothing, as long as the background tasks run.
+
+        Raises:
+            Exception: what one of them died of.
+        """
+        for task in self._tasks:
+            if task.done():
+                task.result()
 
     def _routes(self) -> list[BaseRoute]:
         return [

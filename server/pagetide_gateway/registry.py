@@ -38,6 +38,7 @@ class Replica:
     """One server process or pod.
 
     `url` has no trailing slash; `in_flight` counts requests sent and not yet answered, `streams` those that stream.
+    `blocked` counts those whose next bytes wait for a client that does not read.
     `heard` is when it last showed a sign of work; `has_counters` whether its metrics show work that nobody here sees,
     `says_busy` whether they show any now.
     """
@@ -49,17 +50,17 @@ class Replica:
     is_admitted: bool = True
     in_flight: int = 0
     streams: int = 0
-    why_lost: str = ""
+    blocked: int = 0
     standing: Standing = GOOD
     heard: float = 0.0
     work: float = -1.0
     has_counters: bool = False
     says_busy: bool = False
-    _ends: set[Callable[[], object]] = dataclasses.field(default_factory=set)
+    _ends: set[Callable[[str], object]] = dataclasses.field(default_factory=set)
 
     @contextlib.contextmanager
-    def exchange(self, end: Callable[[], object]) -> Iterator[None]:
-        """Within this context, `lose` calls `end`."""
+    def exchange(self, end: Callable[[str], object]) -> Iterator[None]:
+        """Within this context, `lose` calls `end` with its reason."""
         self._ends.add(end)
         try:
             yield
@@ -68,9 +69,8 @@ class Replica:
 
     def lose(self, why: str) -> None:
         """Give up on all that is under way with this replica, so that its clients need not wait any longer."""
-        self.why_lost = why
         for end in list(self._ends):
-            end()
+            end(why)
 
     @property
     def is_available(self) -> bool:

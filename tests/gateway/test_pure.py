@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import re
+import socket
 from pathlib import Path
 
 import pytest
+from aiohttp import ClientConnectorDNSError, ClientConnectorError, ClientOSError, ServerDisconnectedError
+from aiohttp.client_reqrep import ConnectionKey
 
 from pagetide_gateway.health import MISSES_ALLOWED, MISSES_LOST, Poll, cards_in, is_lost, judge
 from pagetide_gateway.main import main
 from pagetide_gateway.options import registry_of
 from pagetide_gateway.registry import Health, Registry
+from pagetide_gateway.upstream import fault_of
 from pagetide_spec.errors import SettingError
 from pagetide_spec.metrics import GATEWAY_METRICS
 
@@ -46,7 +51,9 @@ def test_judge(health, polls, is_ready):
     [
         pytest.param(Health(misses=MISSES_LOST), Poll("timeout"), True, id="silent for long"),
         pytest.param(Health(misses=MISSES_LOST - 1), Poll("timeout"), False, id="silent for a while"),
-        pytest.param(Health(), Poll("unreachable", "no route"), True, id="its machine is gone"),
+        pytest.param(Health(misses=MISSES_LOST), Poll("unreachable", "no route"), True, id="its machine is gone"),
+        pytest.param(Health(misses=1), Poll("unreachable", "no route"), False, id="its machine is away for a moment"),
+        pytest.param(Health(misses=99), Poll("unknown", "no DNS"), False, id="it was not asked"),
         pytest.param(Health(), Poll("refused", "refused"), False, id="its machine is there and says no"),
         pytest.param(Health(), Poll("unready", "draining"), False, id="it drains, and ends its streams"),
         pytest.param(READY, Poll("ready"), False, id="all is well"),
@@ -54,6 +61,41 @@ def test_judge(health, polls, is_ready):
 )
 def test_is_lost(health, poll, expected):
     assert is_lost(health, poll) == expected
+
+
+KEY = ConnectionKey("h", 80, False, True, None, None, None)
+
+
+def failed_to_connect(number: int) -> ClientConnectorError:
+    return ClientConnectorError(KEY, OSError(number, "x"))
+
+
+@pytest.mark.parametrize(
+    ("error", "fault"),
+    [
+        pytest.param(failed_to_connect(errno.ECONNREFUSED), "process", id="refused"),
+        pytest.param(ServerDisconnectedError(), "process", id="closed"),
+        pytest.param(ClientOSError(errno.ECONNRESET, "x"), "process", id="reset"),
+        pytest.param(failed_to_connect(errno.EHOSTUNREACH), "machine", id="no such machine"),
+        pytest.param(failed_to_connect(errno.ETIMEDOUT), "machine", id="silence"),
+        pytest.param(failed_to_connect(errno.EMFILE), "ours", id="too many open files"),
+        pytest.param(failed_to_connect(errno.EADDRNOTAVAIL), "ours", id="no free port"),
+        pytest.param(failed_to_connect(errno.ENETUNREACH), "ours", id="no network"),
+        pytest.param(ClientConnectorDNSError(KEY, socket.gaierror(-3, "try again")), "ours", id="no DNS"),
+    ],
+)
+def test_fault_of(error, fault):
+    assert fault_of(error) == fault
+
+
+def test_polls_that_fail_here_give_up_no_request():
+    """However often: the streams of a replica that was not asked go on."""
+    health = READY
+    for _ in range(3 * MISSES_LOST):
+        health = judge(health, poll := Poll("unknown", "Too many open files"))
+        assert not is_lost(health, poll)
+    assert not health.ready
+    assert not is_lost(judge(health, Poll("timeout")), Poll("timeout")), "these were no silences"
 
 
 def test_put_keeps_what_is_known_of_those_that_stay():
