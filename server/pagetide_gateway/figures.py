@@ -91,7 +91,8 @@ class FigureReader:
             return  # whether it is well is for the health polls to say
         now = time.monotonic()
         figures, work = parse(text)
-        service.router.observe(replica.name, figures, now)
+        if service.replicas.get(replica.name) is replica:  # not gone, its name perhaps another's
+            service.router.observe(replica.name, figures, now)
         replica.has_counters = work is not None
         replica.says_busy = bool(figures.running or figures.waiting)
         if work is not None and work != replica.work:

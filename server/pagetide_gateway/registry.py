@@ -11,12 +11,15 @@ import dataclasses
 import math
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from .outlier import GOOD, Standing, takes_part
 from .prompt import Density
 from .routing import ExpectedTime, Router
+
+# Blocks in the prefix indexes of all replicas together; about 130 bytes each.
+ALL_BLOCKS = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,6 +153,7 @@ class Registry:
         self.services: dict[str, Service] = {}
         self._make_router = make_router
         self._by_served: dict[str, list[Service]] = {}
+        self._leaving: dict[Replica, Service] = {}
 
     def put(
         self,
@@ -167,14 +171,27 @@ class Registry:
         nothing new; where it is None, that stays as it is. `unready` names those that somebody else, such as a kubelet,
         finds not ready.
         """
-        service = self.services.get(key)
-        if service is not None and service.served != (served or key):
-            service.wake = None  # another model; nobody waits any longer for the one before
-            service = None
-        if service is None:
-            service = self.services[key] = Service(key, served, router=self._make_router())
-            self._rename()
+        service = self._service(key, served or key)
         service.wake = wake
+        self._replace(service, replicas)
+        self._share()
+        for replica in service.replicas.values():
+            replica.is_admitted = replica.name not in unready
+            if draining is not None:
+                replica.draining = replica.name in draining
+        return service
+
+    def _service(self, key: str, served: str) -> Service:
+        """The service of this key, a new one where there is none that serves this model."""
+        if (service := self.services.get(key)) is not None:
+            if service.served == served:
+                return service
+            self._end(service)  # another model; nobody waits any longer for the one before
+        service = self.services[key] = Service(key, served, router=self._make_router())
+        self._rename()
+        return service
+
+    def _replace(self, service: Service, replicas: Mapping[str, str]) -> None:
         before = service.replicas
         service.replicas = {
             name: before[name] if name in before and before[name].url == url else Replica(name, url)
@@ -182,30 +199,45 @@ class Registry:
         }
         # One that has another address is another process, whose cache is empty.
         service.router.retain(name for name, replica in service.replicas.items() if replica is before.get(name))
-        for replica in service.replicas.values():
-            replica.is_admitted = replica.name not in unready
-            if draining is not None:
-                replica.draining = replica.name in draining
-        return service
+        self._leave(service, [r for r in before.values() if service.replicas.get(r.name) is not r])
+
+    def _leave(self, service: Service, replicas: Iterable[Replica]) -> None:
+        """Look after those that are gone as long as they have requests."""
+        for replica in replicas:
+            replica.draining = True
+            self._leaving[replica] = service
+
+    def _end(self, service: Service) -> None:
+        service.wake = None
+        self._leave(service, service.replicas.values())
 
     def remove(self, key: str) -> None:
         """The service is gone; requests under way go on."""
         service = self.services.pop(key, None)
         if service is not None:
-            service.wake = None
+            self._end(service)
             self._rename()
+            self._share()
+
+    def _share(self) -> None:
+        """Divide what all prefix indexes together may hold."""
+        each = ALL_BLOCKS // max(1, sum(len(service.replicas) for service in self.services.values()))
+        for service in self.services.values():
+            service.router.limit(each)
 
     def _rename(self) -> None:
         counts = Counter(service.served for service in self.services.values())
         self._by_served = {}
         for service in self.services.values():
             self._by_served.setdefault(service.served, []).append(service)
-            service.model = service.served if counts[service.served] == 1 else service.key
+            # A name that is another one's key means that one.
+            is_free = self.services.get(service.served) in (None, service)
+            service.model = service.served if counts[service.served] == 1 and is_free else service.key
 
     def find(self, model: str) -> Service | None:
-        """The service that clients call `model`: by the name it serves, if only one does, else by its key."""
+        """The service that clients call `model`: by its key, else by the name it serves, if only one does."""
         named = self._by_served.get(model, ())
-        return named[0] if len(named) == 1 else self.services.get(model)
+        return self.services.get(model) or (named[0] if len(named) == 1 else None)
 
     def keys_of(self, model: str) -> list[str]:
         """Keys of all services that serve a model of this name."""
@@ -216,7 +248,10 @@ class Registry:
         return [service.model for service in self.services.values()]
 
     def replicas(self) -> Iterator[tuple[Service, Replica]]:
-        """Every replica with its service."""
+        """Every replica with its service, and those that are gone and still have requests."""
         for service in list(self.services.values()):
             for replica in list(service.replicas.values()):
                 yield service, replica
+        self._leaving = {replica: service for replica, service in self._leaving.items() if replica.in_flight}
+        for replica, service in list(self._leaving.items()):
+            yield service, replica

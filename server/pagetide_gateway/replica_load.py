@@ -10,6 +10,8 @@ from .prefix_index import PrefixIndex
 from .rate import FleetRate, PrefillRate
 
 _SECONDS_FADE = 0.9
+# Of the mean of tokens in a block, with each prompt.
+_BLOCK_FADE = 0.98
 # Prefills of fewer tokens take as long as a step takes, whatever their length.
 _LEAST_SAMPLE = 64
 # Figures older than this say nothing.
@@ -100,9 +102,9 @@ class ReplicaLoad:
         self._queued += ticket.work
         self._sent_tokens += tokens
         self._expected_tokens += cached_tokens
-        if block_tokens != self._block_tokens:
-            self._block_tokens = block_tokens
-            self._resize()
+        if blocks:
+            fade = _BLOCK_FADE if self._block_tokens else 0.0
+            self._block_tokens = self._block_tokens * fade + block_tokens * (1 - fade)
         self.index.add(blocks)
 
     def prefilled(self, ticket: Ticket, now: float) -> None:
