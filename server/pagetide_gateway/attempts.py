@@ -12,7 +12,7 @@ import time
 
 import aiohttp
 
-from .asgi import Send, send_whole
+from .asgi import BodyShare, Send, send_whole
 from .errors import ApiError, no_ready_replica, queue_full, upstream_failed
 from .hold import Holder
 from .metrics import GatewayMetrics
@@ -29,27 +29,34 @@ _REPEATS_OF_BEGUN = 1
 _FAULTS = frozenset((500, 502, 504))
 
 
-async def _nowhere(message: object) -> None:
-    raise RuntimeError("the exchange has no client")
-
-
 @dataclasses.dataclass
 class Exchange:
-    """One request on its way. `prompt_bytes`: 0 where they say nothing about the number of tokens."""
+    """One request on its way.
+
+    `prompt_bytes`: 0 where they say nothing about the number of tokens. `begun` counts attempts that a replica may have
+    worked on; `was_closed`: the last one found its connection closed; `was_full`: one was told that a queue is full.
+    """
 
     service: Service
     prompt: Prompt
     prompt_bytes: int
     target: str
+    headers: list[tuple[str, str]]
     body: bytes
-    request_id: str = ""
-    arrival: float = 0.0
-    send: Send = _nowhere
-    headers: list[tuple[str, str]] = dataclasses.field(default_factory=list)
+    share: BodyShare
+    request_id: str
+    arrival: float
+    send: Send
     tried: list[Replica] = dataclasses.field(default_factory=list)
     begun: int = 0
     was_closed: bool = False
     was_full: bool = False
+    is_answered: bool = False
+
+    def begin_answer(self) -> None:
+        """The client is about to get the first byte: no other replica will be asked, and the body is dropped."""
+        self.is_answered, self.body = True, b""
+        self.share.give_back()
 
 
 class Attempts:
@@ -199,6 +206,7 @@ class Attempts:
 
     def _note(self, exchange: Exchange, replica: Replica, status: int) -> None:
         """The client is about to get the first byte."""
+        exchange.begin_answer()
         model, now = exchange.service.model, time.monotonic()
         replica.heard = now
         self._metrics.first_byte(model, now - exchange.arrival)

@@ -119,6 +119,17 @@ def queue_full(model: str, replica: str) -> ApiError:
     return ApiError(429, message, code="queue_full", retry_s=RETRY_AFTER_S)
 
 
+def bodies_too_large() -> ApiError:
+    """503: the bodies of all requests together take as much memory as they may."""
+    message = "The gateway has as many large requests as it can hold"
+    return ApiError(503, message, code="too_many_bodies", retry_s=RETRY_AFTER_S)
+
+
+def internal_error() -> ApiError:
+    """500: a fault of the gateway; the log says more, under the request's id."""
+    return ApiError(500, "The gateway failed at this request", code="internal_error")
+
+
 def draining() -> ApiError:
     """503: this gateway is about to end."""
     return ApiError(503, "The gateway is shutting down", code="draining", retry_s=RETRY_AFTER_S)

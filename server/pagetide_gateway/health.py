@@ -65,10 +65,17 @@ def is_lost(health: Health, poll: Poll) -> bool:
 
 
 class HealthPoller:
-    """Polls until cancelled. `tick_s` is how often it looks for replicas that are due."""
+    """Polls until cancelled.
 
-    def __init__(self, registry: Registry, session: aiohttp.ClientSession, tick_s: float = 0.05) -> None:
+    `key` is what replicas want to hear before they list their model; `tick_s` is how often it looks for replicas that
+    are due.
+    """
+
+    def __init__(
+        self, registry: Registry, session: aiohttp.ClientSession, key: str | None = None, tick_s: float = 0.05
+    ) -> None:
         self._registry, self._session, self._tick_s = registry, session, tick_s
+        self._headers = {} if key is None else {"authorization": f"Bearer {key}"}
         self._timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
 
     async def run(self) -> None:
@@ -104,9 +111,11 @@ class HealthPoller:
             return Poll(_RESULTS[fault_of(error)], describe(error))
 
     async def _learn(self, service: Service, replica: Replica) -> Poll:
-        async with self._session.get(replica.url + "/v1/models", timeout=self._timeout) as response:
+        async with self._session.get(
+            replica.url + "/v1/models", timeout=self._timeout, headers=self._headers
+        ) as response:
             if response.status != 200:
-                # The list may need a key, which a health check has not.
+                # The list may need a key that nobody gave us.
                 return Poll("ready")
             cards = cards_in(await response.read())
         if cards and service.served not in cards:

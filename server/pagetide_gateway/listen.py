@@ -38,6 +38,7 @@ class GatewayServer(uvicorn.Server):
                 interface="asgi3",
                 http=GuardedProtocol,
                 lifespan="on",
+                ws="none",
                 log_config=None,
                 access_log=False,
                 server_header=False,
@@ -54,6 +55,9 @@ class GatewayServer(uvicorn.Server):
         if not self._gateway.is_draining:
             self._deadline = asyncio.get_running_loop().time() + self._drain_s
         self._gateway.is_draining = True
+        for connection in self.server_state.connections:
+            if isinstance(connection, GuardedProtocol):
+                connection.close_after_answer()
         self.should_exit = self.force_exit = self.force_exit or now
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:

@@ -80,18 +80,35 @@ def make_session() -> aiohttp.ClientSession:
 
 def outgoing_headers(headers: Iterable[tuple[bytes, bytes]], request_id: str) -> list[tuple[str, str]]:
     """The client's headers as the replica gets them."""
-    kept = [(k.decode("latin-1"), v.decode("latin-1")) for k, v in headers if k not in _NOT_SENT]
+    headers = list(headers)
+    left_out = _NOT_SENT | _named_by_connection(headers)
+    kept = [(k.decode("latin-1"), _text(v)) for k, v in headers if k not in left_out]
     kept.append((HEADER_REQUEST_ID, request_id))
     return kept
 
 
 def returned_headers(response: aiohttp.ClientResponse, replica: Replica, request_id: str) -> RawHeaders:
     """The replica's headers as the client gets them."""
-    kept = [(k.lower(), v) for k, v in response.raw_headers if k.lower() not in _NOT_RETURNED]
+    headers = [(k.lower(), v) for k, v in response.raw_headers]
+    left_out = _NOT_RETURNED | _named_by_connection(headers)
+    kept = [(k, v) for k, v in headers if k not in left_out]
     kept.append((HEADER_REPLICA.encode(), replica.name.encode()))
     if HEADER_REQUEST_ID not in response.headers:
         kept.append((HEADER_REQUEST_ID.encode(), request_id.encode("latin-1")))
     return kept
+
+
+def _named_by_connection(headers: Iterable[tuple[bytes, bytes]]) -> set[bytes]:
+    """Headers that `Connection` says belong to this connection."""
+    return {name.strip().lower() for key, value in headers if key == b"connection" for name in value.split(b",")}
+
+
+def _text(value: bytes) -> str:
+    """A header's value as text that is sent as the same bytes (UTF-8), if it can be."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin-1")
 
 
 def _url(base: str, target: str) -> URL:

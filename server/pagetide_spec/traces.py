@@ -57,6 +57,8 @@ def parse(text: str, source: str) -> list[Row]:
     if not lines:
         raise SettingError("--trace", source, "is empty")
     rows = _mooncake(lines, source) if lines[0][1].startswith("{") else _azure(lines, source)
+    if not rows:
+        raise SettingError("--trace", source, "has no requests")
     rows.sort(key=lambda row: row.at)
     begin = rows[0].at if rows else 0.0
     return [dataclasses.replace(row, at=row.at - begin) for row in rows]

@@ -187,13 +187,25 @@ async def test_without_a_key_nobody_is_answered(path, access, start_replicas, st
 async def test_the_clients_key_stays_here_and_salts_its_cache(access, start_replicas, start_gateway):
     (replica,) = await start_replicas(1)
     front = await start_gateway(replica, access=Access(access.keys, "sk-upstream"))
-    for body in ({"model": "m"}, {"model": "m", "cache_salt": "mine"}, {"model": "m", "cache_salt": None}):
-        async with front.post(body, headers=bearer()) as response:
+    for salt in ({}, {"cache_salt": "mine"}, {"cache_salt": ""}, {"cache_salt": None}):
+        async with front.post({"model": "m", **salt}, headers=bearer()) as response:
             assert response.status == 200
-    assert [r.headers["authorization"] for r in replica.requests] == ["Bearer sk-upstream"] * 3
+    assert [r.headers["authorization"] for r in replica.requests] == ["Bearer sk-upstream"] * 4
     salts = [await r.json() for r in replica.requests]
     ours = make_key("a", SECRET).cache_salt
-    assert [s["cache_salt"] for s in salts] == [ours, "mine", ours]
+    assert [s["cache_salt"] for s in salts] == [ours, f"{ours}/mine", ours, ours], "nobody gets at another's cache"
+
+
+@pytest.mark.parametrize(
+    ("path", "is_salted"),
+    [("/v1/completions", True), ("/v1/chat/completions", True), ("/v1/responses", True), ("/tokenize", False)],
+)
+async def test_what_is_cached_is_salted(path, is_salted, access, start_replicas, start_gateway):
+    (replica,) = await start_replicas(1)
+    front = await start_gateway(replica, access=access)
+    async with front.post({"model": "m"}, path, headers=bearer()) as response:
+        assert response.status == 200
+    assert ("cache_salt" in await replica.requests[0].json()) is is_salted
 
 
 async def test_a_request_too_many_is_429_and_the_place_is_free_again(access, start_replicas, start_gateway, until):
