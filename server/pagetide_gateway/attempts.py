@@ -76,6 +76,7 @@ class Attempts:
         while True:
             replica, ticket = await self._choose(exchange, refusal)
             exchange.tried.append(replica)
+            status = 0
             try:
                 with _counted(replica, exchange):
                     status = await self._attempt(exchange, replica, ticket)
@@ -84,13 +85,14 @@ class Attempts:
             except AttemptFailed as failure:
                 refusal = self._failed(exchange, replica, failure)
             except _Refused as refused:
+                exchange.was_full |= refused.status == 429
                 refusal = self._refused(exchange.service, replica, refused.status, refusal)
             except StreamBroken:
                 self._metrics.broken(exchange.service.model)
                 self._blame(exchange.service, replica)
                 raise
             finally:
-                exchange.service.router.end(ticket, time.monotonic())
+                exchange.service.router.end(ticket, time.monotonic(), is_whole=0 < status < 400)
 
     async def _choose(self, exchange: Exchange, refusal: ApiError | None) -> tuple[Replica, Ticket]:
         service = exchange.service
@@ -186,7 +188,7 @@ class Attempts:
     async def _pass_on(self, exchange: Exchange, answer: Answer, ticket: Ticket) -> None:
         service, response, replica = exchange.service, answer.response, answer.replica
         body = await answer.read_small()
-        if response.status == 503 or (response.status == 429 and self._may_ask_another(exchange)):
+        if response.status == 503 or (response.status == 429 and self._has_another(exchange)):
             raise _Refused(response.status)
         first = b"" if body is not None else await answer.first_piece()
         self._note(exchange, replica, response.status)
@@ -199,10 +201,9 @@ class Attempts:
         await relay(answer, first, headers, exchange.send, heard)
         service.density.learn(exchange.prompt_bytes, heard.tail)
 
-    def _may_ask_another(self, exchange: Exchange) -> bool:
-        """Once, where a replica's queue is full; the second one's word passes to the client."""
-        is_first, exchange.was_full = not exchange.was_full, True
-        return is_first and bool(self._candidates(exchange))
+    def _has_another(self, exchange: Exchange) -> bool:
+        """Whether another is to be asked where a queue is full: once; the second one's word passes to the client."""
+        return not exchange.was_full and bool(self._candidates(exchange))
 
     def _note(self, exchange: Exchange, replica: Replica, status: int) -> None:
         """The client is about to get the first byte."""

@@ -50,6 +50,13 @@ class GuardedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        """Take what came, of a head no more than it may have: one that is too large may arrive in one piece."""
+        while data and not self.transport.is_closing():
+            size = min(len(data), MOST_HEAD_BYTES + 1 - self._head_bytes) if self._is_in_head else len(data)
+            self._take(data[:size])
+            data = data[size:]
+
+    def _take(self, data: bytes) -> None:
         """Count what comes before the end of a head."""
         if self._is_in_head:
             self._head_bytes += len(data)

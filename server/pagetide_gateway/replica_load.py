@@ -116,13 +116,14 @@ class ReplicaLoad:
             self.rate.add(ticket.work, now - max(self._since, ticket.sent), now)
         self._leave_queue(ticket, now)
 
-    def remove(self, ticket: Ticket, now: float) -> None:
-        """It is answered, or given up."""
+    def remove(self, ticket: Ticket, now: float, *, is_whole: bool = True) -> None:
+        """It is answered; or, not `is_whole`, refused or given up, which tells nothing of how long answers take."""
         if ticket not in self._tickets:
             return
         self._tickets.discard(ticket)
         self._leave_queue(ticket, now)
-        self._answer_s = self._answer_s * _SECONDS_FADE + (now - ticket.sent) * (1 - _SECONDS_FADE)
+        if is_whole:
+            self._answer_s = self._answer_s * _SECONDS_FADE + (now - ticket.sent) * (1 - _SECONDS_FADE)
 
     def observe(self, figures: Figures, now: float) -> None:
         """Take over what the replica says."""

@@ -96,8 +96,8 @@ class Router(Protocol):
         """The replica has answered the first token."""
         ...
 
-    def end(self, ticket: Ticket, now: float) -> None:
-        """The replica has nothing more to do with the request."""
+    def end(self, ticket: Ticket, now: float, *, is_whole: bool = True) -> None:
+        """The replica has nothing more to do with the request; `is_whole`: it has answered it."""
         ...
 
     def observe(self, replica: str, figures: Figures, now: float) -> None:
@@ -135,7 +135,7 @@ class RoundRobin:
     def first_token(self, ticket: Ticket, now: float) -> None:
         """Changes nothing."""
 
-    def end(self, ticket: Ticket, now: float) -> None:
+    def end(self, ticket: Ticket, now: float, *, is_whole: bool = True) -> None:
         """Changes nothing."""
 
     def observe(self, replica: str, figures: Figures, now: float) -> None:
@@ -194,10 +194,10 @@ class ExpectedTime:
         if (load := self._loads.get(ticket.replica)) is not None:
             load.prefilled(ticket, now)
 
-    def end(self, ticket: Ticket, now: float) -> None:
+    def end(self, ticket: Ticket, now: float, *, is_whole: bool = True) -> None:
         """Count the request out."""
         if (load := self._loads.get(ticket.replica)) is not None:
-            load.remove(ticket, now)
+            load.remove(ticket, now, is_whole=is_whole)
 
     def observe(self, replica: str, figures: Figures, now: float) -> None:
         """Correct what is believed of a replica by its own figures."""

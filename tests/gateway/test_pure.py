@@ -15,6 +15,7 @@ from pagetide_gateway.health import MISSES_ALLOWED, MISSES_LOST, Poll, cards_in,
 from pagetide_gateway.main import main
 from pagetide_gateway.options import registry_of
 from pagetide_gateway.registry import Health, Registry
+from pagetide_gateway.relay import whole_events
 from pagetide_gateway.upstream import fault_of
 from pagetide_spec.errors import SettingError
 from pagetide_spec.metrics import GATEWAY_METRICS
@@ -202,6 +203,38 @@ def test_a_drain_takes_a_number_of_seconds(value, capsys):
     with pytest.raises(SystemExit, match="2"):
         main([f"--drain-seconds={value}"])
     assert f"--drain-seconds: '{value}': must be a number of seconds" in capsys.readouterr().err
+
+
+def test_a_stall_is_at_least_a_second(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["--stall-seconds=0.001"])
+    assert "--stall-seconds: '0.001': must be at least 1" in capsys.readouterr().err
+
+
+class Content:
+    """A body in given pieces."""
+
+    def __init__(self, *pieces: bytes) -> None:
+        self._pieces = list(pieces)
+
+    async def readany(self) -> bytes:
+        return self._pieces.pop(0) if self._pieces else b""
+
+
+async def test_what_never_ends_an_event_is_not_held_for_ever():
+    piece = b"x" * (1 << 18)
+    passed = [p async for p in whole_events(Content(*[piece] * 9))]
+    assert b"".join(passed) == piece * 9
+    assert max(map(len, passed)) <= (1 << 20) + len(piece)
+
+
+@pytest.mark.parametrize(("size"), [1, 2, 3, 5, 100])
+async def test_events_are_cut_behind_their_ends_however_they_come(size):
+    whole = b"data: 1\n\ndata: 2\r\n\r\n: ping\n\ndata: rest"
+    pieces = [whole[i : i + size] for i in range(0, len(whole), size)]
+    passed = [p async for p in whole_events(Content(*pieces))]
+    assert b"".join(passed) == whole
+    assert all(p.endswith((b"\n\n", b"\n\r\n")) for p in passed[:-1])
 
 
 def test_the_documented_metrics_are_those_there_are():

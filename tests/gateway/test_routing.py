@@ -236,6 +236,16 @@ def test_one_odd_prompt_does_not_resize_what_is_remembered():
     assert index.capacity == pytest.approx(before, rel=0.05)
 
 
+def test_what_is_refused_says_nothing_of_how_long_answers_take():
+    load = ReplicaLoad(FleetRate())
+    load.observe(Figures(max_running=1, running=1), 0.0)
+    before = load.wait_s(0.0)
+    ticket = Ticket("a", 1.0, 0.0)
+    load.add(ticket, (), 1.0, 0.0, 1.0)
+    load.remove(ticket, 0.001, is_whole=False)
+    assert load.wait_s(0.001) == before > 0
+
+
 def test_all_indexes_together_are_bounded():
     registry = Registry()
     registry.put("m", {f"m-{i}": f"http://{i}" for i in range(10)})
