@@ -14,7 +14,8 @@ RUN pip install --no-cache-dir ".[operator]"
 
 FROM python:3.12.8-slim-bookworm AS operator
 COPY --from=operator-build /opt/pagetide /opt/pagetide
-ENV PATH=/opt/pagetide/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+# The user is a number without an entry in /etc/passwd: libraries that ask for a name or a home find them here.
+ENV PATH=/opt/pagetide/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 USER=pagetide HOME=/tmp
 USER 10001:10001
 EXPOSE 8080 9090
 # No HEALTHCHECK: operator and gateway answer on different ports, and Kubernetes asks by its own probes.
@@ -39,7 +40,7 @@ FROM nvidia/cuda:12.6.3-base-ubuntu24.04 AS server
 RUN apt-get update && apt-get install -y --no-install-recommends python3 python3-dev gcc libc6-dev \
     && rm -rf /var/lib/apt/lists/*
 COPY --from=server-build /opt/pagetide /opt/pagetide
-ENV PATH=/opt/pagetide/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \
+ENV PATH=/opt/pagetide/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 USER=pagetide HOME=/tmp \
     NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 USER 10001:10001
 EXPOSE 8000

@@ -36,6 +36,12 @@ async def discover(client: Client, kind: Kind) -> str | None:
     return None
 
 
+async def server_version(client: Client) -> tuple[int, int]:
+    """Major and minor version of Kubernetes here; managed clusters write the minor as `27+`."""
+    found = await client.request("GET", "/version")
+    return int(found["major"]), int(found["minor"].rstrip("+"))
+
+
 @dataclasses.dataclass(frozen=True)
 class Listing:
     """All objects of a kind that concern us, as they were at a version of the cluster."""
@@ -123,6 +129,24 @@ async def _raise_if_same(client: Client, path: str, uid: str, error: ApiError) -
         raise
     if found["metadata"]["uid"] == uid:
         raise error
+
+
+async def patch_pod(client: Client, pod: Object, patch: Object) -> Object | None:
+    """Merge `patch` into a pod; None where it is gone or another of its name is there.
+
+    Raises:
+        ApiError: refused.
+    """
+    metadata = {**patch.get("metadata", {}), "uid": pod["metadata"]["uid"]}
+    path = f"{collection_path('v1', 'pods', pod['metadata']['namespace'])}/{pod['metadata']['name']}"
+    try:
+        return await client.request(
+            "PATCH", path, {"fieldManager": FIELD_MANAGER}, {**patch, "metadata": metadata}, _MERGE
+        )
+    except ApiError as error:
+        if error.code in (404, 409):
+            return None
+        raise
 
 
 async def post_event(client: Client, resource: Object, kind: str, reason: str, message: str) -> None:

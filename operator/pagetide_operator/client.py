@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import ssl
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import aiohttp
@@ -107,6 +107,29 @@ class Client:
     def _identity(self) -> dict[str, str]:
         header = authorization(self._configuration)
         return {"Authorization": header} if header else {}
+
+
+class Fenced(Client):
+    """A client that writes only while `may_write` says so: what has lost its right must not act on what it knew."""
+
+    def __init__(self, client: Client, may_write: Callable[[], bool]) -> None:
+        self._client, self._may_write = client, may_write
+
+    async def close(self) -> None:
+        """Nothing: the connections are the other client's."""
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None = None,
+        body: Any = None,
+        content_type: str = "application/json",
+    ) -> dict[str, Any]:
+        """As `Client.request`; a write without the right to it is an ApiError that nobody answered."""
+        if method != "GET" and not self._may_write():
+            raise ApiError(0, "NotLeader", "not the leader any more")
+        return await self._client.request(method, path, query, body, content_type)
 
 
 def _checked(code: int, text: bytes) -> dict[str, Any]:

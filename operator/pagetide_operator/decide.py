@@ -14,8 +14,19 @@ from .capacity import Capacity, total
 from .desired import Platform, children, wanted_replicas
 from .failures import REASONS, Failure
 from .plan import Key, Plan, Settled, plan
+from .prefetch import fetch_state, fetching_of
 from .rollout import choose_rollout, waits_for_device
-from .status import ONE_BY_ONE, Children, Status, changes, condition_of, invalid_status, service_status
+from .status import (
+    ONE_BY_ONE,
+    PREFETCHING,
+    Children,
+    Status,
+    Verdict,
+    changes,
+    condition_of,
+    invalid_status,
+    service_status,
+)
 from .times import timestamp
 
 Object = Mapping[str, Any]
@@ -25,11 +36,19 @@ _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 
 @dataclasses.dataclass(frozen=True)
 class Seen:
-    """What one decision is made from. `capacities`: of pods, by uid."""
+    """What one decision is made from.
+
+    Attributes:
+        capacities: of pods, by uid.
+        scaling: the autoscaler's conditions.
+        fetchers: the pods that fill the cache.
+    """
 
     resource: Object
     children: Sequence[Object]
     capacities: Mapping[str, Capacity] = dataclasses.field(default_factory=dict)
+    scaling: Sequence[Verdict] = ()
+    fetchers: Sequence[Object] = ()
 
     @property
     def deployment(self) -> Object | None:
@@ -73,7 +92,8 @@ def plan_for(
         return Plan((), ())
     rollout = choose_rollout(service, seen.deployment, seen.pods, platform.surge_patience, now)
     replicas = wanted_replicas(service, seen.resource.get("status") or {})
-    desired = children(service, platform, replicas, rollout, seen.deployment)
+    fetching = fetching_of(service, platform, seen.deployment, seen.children)
+    desired = children(service, platform, replicas, rollout, seen.deployment, fetching)
     return plan(desired, seen.children, settled, service.uid)
 
 
@@ -87,8 +107,9 @@ def status_changes(
         after = invalid_status(service, seen.resource, seen.deployment, time)
     else:
         wanted = wanted_replicas(service, before)
-        found = Children(seen.deployment, seen.pods, total(seen.pods, seen.capacities))
-        after = service_status(service, before, found, wanted, trouble, time)
+        fetch = fetch_state(service, seen.deployment, seen.children, seen.fetchers)
+        found = Children(seen.deployment, seen.pods, total(seen.pods, seen.capacities), fetch)
+        after = service_status(service, before, found, wanted, trouble, time, seen.scaling)
     return changes(before, after)
 
 
@@ -99,7 +120,7 @@ def event_for(before: Object, change: Object) -> tuple[str, str, str] | None:
     """
     ready, progress = (_news(before, change, kind) for kind in ("Ready", "Progressing"))
     if ready:
-        is_fine = ready["status"] == "True" or ready["reason"] in ("Starting", "ScaledToZero")
+        is_fine = ready["status"] == "True" or ready["reason"] in ("Starting", "ScaledToZero", PREFETCHING.reason)
         return "Normal" if is_fine else "Warning", ready["reason"], ready["message"]
     is_told = progress and progress["reason"] == condition_of({**before, **change}, "Ready").get("reason")
     if progress and progress["reason"] in {*REASONS, ONE_BY_ONE.reason} and not is_told:

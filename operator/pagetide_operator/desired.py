@@ -10,8 +10,8 @@ from typing import Any
 from pagetide_spec.names import (
     ANNOTATION_APPLIED,
     ANNOTATION_FINGERPRINT,
+    ANNOTATION_PREFETCHED,
     ANNOTATION_TEMPLATE,
-    ANNOTATION_TEMPLATE_HASH,
     API_VERSION,
     KIND,
     LABEL_SCRAPED,
@@ -24,13 +24,15 @@ from pagetide_spec.names import (
 from pagetide_spec.resource import InferenceService, Rollout
 
 from .kinds import MONITOR
-from .pod import Manifest, digest, labels_of, pod_template
+from .pod import Manifest, digest, labels_of
+from .version import NOTHING_TO_FETCH, Fetching, Version, version_of
 
 SERVICE_PORT = 80
 # On one of the two Services only, lest Prometheus scrape each pod twice.
 SCRAPED = {LABEL_SCRAPED: "true"}
 # Beyond the time that a model may take to load, before a rollout counts as stuck.
 PROGRESS_MARGIN_SECONDS = 120
+SURGE_PATIENCE_SECONDS = 30.0
 ONE_AT_A_TIME = Rollout(max_surge=0, max_unavailable=1)
 
 
@@ -41,56 +43,49 @@ class Platform:
     Attributes:
         image: the server's image where a service names none.
         budget_version: apiVersion of PodDisruptionBudget here (policy/v1beta1 before Kubernetes 1.21).
+        has_eviction_policy: whether a PodDisruptionBudget may let go of pods that are not ready (Kubernetes 1.27).
         has_service_monitors: whether the Prometheus operator's ServiceMonitor exists here.
         surge_patience: seconds that a surge pod may wait for a device before an old pod must go first.
     """
 
     image: str
     budget_version: str = "policy/v1"
+    has_eviction_policy: bool = False
     has_service_monitors: bool = False
-    surge_patience: float = 30.0
+    surge_patience: float = SURGE_PATIENCE_SECONDS
 
 
 def children(
-    service: InferenceService, platform: Platform, replicas: int, rollout: Rollout, live: Mapping[str, Any] | None
+    service: InferenceService,
+    platform: Platform,
+    replicas: int,
+    rollout: Rollout,
+    live: Mapping[str, Any] | None,
+    fetching: Fetching = NOTHING_TO_FETCH,
 ) -> list[Manifest]:
     """The manifests of all children, in the order in which they are to be applied.
 
     `live` is the Deployment as it stands: where the service is the one that its pods were made for, they keep their
-    template, whatever this version of the operator would write, so that an upgrade restarts nothing.
+    template, whatever this version of the operator would write, so that an upgrade restarts nothing. While the model
+    is being fetched they keep it, too, or are not made yet.
     """
-    template = kept_template(service, live) or pod_template(service, platform.image)
     out = [
         _service(service, service.name, {}),
         _service(service, headless_name(service.name), {"clusterIP": "None"}),
-        _deployment(service, template, replicas, rollout),
-        _budget(service, platform.budget_version),
+        _budget(service, platform),
     ]
+    version = version_of(service, platform.image, live, fetching)
+    if version is not None:
+        out.insert(2, _deployment(service, version, replicas, rollout))
+    if fetching.job is not None:
+        out.insert(0, fetching.job)
     if service.cache is not None and service.cache.size is not None:
         out.insert(0, _claim(service))
     if "serviceAccountName" not in service.template:
-        out.insert(0, {**_head("v1", "ServiceAccount", service, service.name), "automountServiceAccountToken": False})
+        out.insert(0, {**head("v1", "ServiceAccount", service, service.name), "automountServiceAccountToken": False})
     if platform.has_service_monitors:
         out.append(_monitor(service))
-    return [_stamped(child) for child in out]
-
-
-def kept_template(service: InferenceService, live: Mapping[str, Any] | None) -> Manifest | None:
-    """The pod template that the live Deployment was made with, if it was made for this very spec.
-
-    What somebody has edited does not have the hash that it carries, and is made anew.
-    """
-    annotations = (live or {}).get("metadata", {}).get("annotations") or {}
-    if annotations.get(ANNOTATION_FINGERPRINT) != service.fingerprint or ANNOTATION_TEMPLATE not in annotations:
-        return None
-    try:
-        template: Manifest = json.loads(annotations[ANNOTATION_TEMPLATE])
-        noted = template["metadata"]["annotations"].pop(ANNOTATION_TEMPLATE_HASH)
-        is_ours = noted == digest(template)
-    except (json.JSONDecodeError, LookupError, TypeError, AttributeError):
-        return None
-    template["metadata"]["annotations"][ANNOTATION_TEMPLATE_HASH] = noted
-    return template if is_ours else None
+    return [stamped(child) for child in out]
 
 
 def wanted_replicas(service: InferenceService, status: Mapping[str, Any]) -> int:
@@ -124,14 +119,15 @@ def key_of(manifest: Mapping[str, Any]) -> tuple[str, str]:
     return manifest["kind"], manifest["metadata"]["name"]
 
 
-def _stamped(child: Manifest) -> Manifest:
+def stamped(child: Manifest) -> Manifest:
     """`child` with the hash of itself: what was applied from something else must be applied again."""
     annotations = child["metadata"].setdefault("annotations", {})
     annotations[ANNOTATION_APPLIED] = digest(child)
     return child
 
 
-def _head(api_version: str, kind: str, service: InferenceService, name: str) -> Manifest:
+def head(api_version: str, kind: str, service: InferenceService, name: str) -> Manifest:
+    """What every child has: its names, labels and owner."""
     return {
         "apiVersion": api_version,
         "kind": kind,
@@ -144,11 +140,12 @@ def _head(api_version: str, kind: str, service: InferenceService, name: str) -> 
     }
 
 
-def _deployment(service: InferenceService, template: Manifest, replicas: int, rollout: Rollout) -> Manifest:
-    out = _head("apps/v1", "Deployment", service, service.name)
+def _deployment(service: InferenceService, version: Version, replicas: int, rollout: Rollout) -> Manifest:
+    out = head("apps/v1", "Deployment", service, service.name)
     out["metadata"]["annotations"] = {
-        ANNOTATION_FINGERPRINT: service.fingerprint,
-        ANNOTATION_TEMPLATE: json.dumps(template, sort_keys=True),
+        ANNOTATION_FINGERPRINT: version.fingerprint,
+        ANNOTATION_TEMPLATE: json.dumps(version.template, sort_keys=True),
+        **({ANNOTATION_PREFETCHED: version.fetched} if version.fetched else {}),
     }
     out["spec"] = {
         "replicas": replicas,
@@ -159,7 +156,7 @@ def _deployment(service: InferenceService, template: Manifest, replicas: int, ro
         },
         "progressDeadlineSeconds": service.startup_seconds + PROGRESS_MARGIN_SECONDS,
         "revisionHistoryLimit": 5,
-        "template": template,
+        "template": version.template,
     }
     return out
 
@@ -172,15 +169,17 @@ def _service(service: InferenceService, name: str, more: Manifest) -> Manifest:
         "protocol": "TCP",
         "targetPort": PORT_NAME,
     }
-    out = _head("v1", "Service", service, name)
+    out = head("v1", "Service", service, name)
     if headless:
         out["metadata"]["labels"] |= SCRAPED
     return {**out, "spec": {"selector": selector_labels(service.name), "ports": [port], **more}}
 
 
-def _budget(service: InferenceService, api_version: str) -> Manifest:
-    spec = {"maxUnavailable": 1, "selector": {"matchLabels": selector_labels(service.name)}}
-    return {**_head(api_version, "PodDisruptionBudget", service, service.name), "spec": spec}
+def _budget(service: InferenceService, platform: Platform) -> Manifest:
+    spec: Manifest = {"maxUnavailable": 1, "selector": {"matchLabels": selector_labels(service.name)}}
+    if platform.has_eviction_policy:  # else a crash loop keeps its node from being drained
+        spec["unhealthyPodEvictionPolicy"] = "AlwaysAllow"
+    return {**head(platform.budget_version, "PodDisruptionBudget", service, service.name), "spec": spec}
 
 
 def _claim(service: InferenceService) -> Manifest:
@@ -192,12 +191,12 @@ def _claim(service: InferenceService) -> Manifest:
     }
     if service.cache.storage_class is not None:
         spec["storageClassName"] = service.cache.storage_class
-    return {**_head("v1", "PersistentVolumeClaim", service, f"{service.name}-cache"), "spec": spec}
+    return {**head("v1", "PersistentVolumeClaim", service, f"{service.name}-cache"), "spec": spec}
 
 
 def _monitor(service: InferenceService) -> Manifest:
-    spec = {
-        "selector": {"matchLabels": {**selector_labels(service.name), **SCRAPED}},
-        "endpoints": [{"port": PORT_NAME, "path": PATH_METRICS, "interval": "15s"}],
-    }
-    return {**_head(MONITOR.versions[0], MONITOR.name, service, service.name), "spec": spec}
+    # Dashboards know a service by its own name, not by that of the Service through which it is found.
+    named = {"targetLabel": "service", "replacement": service.name}
+    endpoint = {"port": PORT_NAME, "path": PATH_METRICS, "interval": "15s", "relabelings": [named]}
+    spec = {"selector": {"matchLabels": {**selector_labels(service.name), **SCRAPED}}, "endpoints": [endpoint]}
+    return {**head(MONITOR.versions[0], MONITOR.name, service, service.name), "spec": spec}

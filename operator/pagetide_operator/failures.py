@@ -23,6 +23,7 @@ REASONS = (
     "ImagePullBackOff",
     "OOMKilled",
     "CrashLoopBackOff",
+    "PrefetchFailed",
     "ProgressDeadlineExceeded",
     "QuotaExceeded",
     "FailedCreate",
@@ -30,7 +31,7 @@ REASONS = (
     "Unschedulable",
 )
 # A pod that cannot come to be says nothing against those that serve.
-OF_PODS_TO_COME = frozenset(("QuotaExceeded", "FailedCreate", "VolumePending", "Unschedulable"))
+OF_PODS_TO_COME = frozenset(("PrefetchFailed", "QuotaExceeded", "FailedCreate", "VolumePending", "Unschedulable"))
 _LOG_LINE = 300
 
 
@@ -58,8 +59,8 @@ def deployment_failures(deployment: Object) -> Iterator[Failure]:
             yield Failure("ProgressDeadlineExceeded", "pods were not ready within startupSeconds")
 
 
-def pod_failures(pod: Object) -> Iterator[Failure]:
-    """All that is wrong with one pod."""
+def pod_failures(pod: Object, *, may_end: bool = False) -> Iterator[Failure]:
+    """All that is wrong with one pod. `may_end`: to end with exit code 0 is what it is there for."""
     if "deletionTimestamp" in pod["metadata"]:
         return
     status = pod.get("status", {})
@@ -69,7 +70,7 @@ def pod_failures(pod: Object) -> Iterator[Failure]:
     for container in status.get("initContainerStatuses") or []:
         yield from _container_failures(container, may_end=True)
     for container in status.get("containerStatuses") or []:
-        yield from _container_failures(container, may_end=False)
+        yield from _container_failures(container, may_end=may_end)
 
 
 def _unscheduled(message: str) -> Failure:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from pagetide_spec.names import API_VERSION, KIND, LABEL_SERVICE, PLURAL
+from pagetide_spec.names import API_VERSION, FIELD_MANAGER, KIND, LABEL_MANAGED_BY, PLURAL
 
 # Every child carries it, pods as well; nothing else is listed or watched.
-CHILD_SELECTOR = LABEL_SERVICE
+CHILD_SELECTOR = f"{LABEL_MANAGED_BY}={FIELD_MANAGER}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +28,7 @@ CHILDREN = (
     Kind("Service", "services", ("v1",)),
     Kind("ServiceAccount", "serviceaccounts", ("v1",)),
     Kind("PersistentVolumeClaim", "persistentvolumeclaims", ("v1",)),
+    Kind("Job", "jobs", ("batch/v1",)),
     Kind("PodDisruptionBudget", "poddisruptionbudgets", ("policy/v1", "policy/v1beta1")),
 )
 MONITOR = Kind("ServiceMonitor", "servicemonitors", ("monitoring.coreos.com/v1",), is_watched=False)

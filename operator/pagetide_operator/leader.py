@@ -51,7 +51,7 @@ class Leader:
     ) -> None:
         self._client, self._namespace, self._identity, self._clock = client, namespace, identity, clock
         self._observed = Observed()
-        self._renewed = 0.0
+        self._renewed = -RENEW_DEADLINE
         self._observed_other = False
 
     async def elected(self) -> None:
@@ -69,6 +69,10 @@ class Leader:
             # An answer that comes after the deadline must not keep us: another one may act by then.
             if not await self._try(RENEW_DEADLINE - (self._clock() - self._renewed)) and self._observed_other:
                 return
+
+    def holds(self) -> bool:
+        """Whether nobody else can have the Lease yet: asked before each write, as this process may have stood still."""
+        return self._clock() - self._renewed < RENEW_DEADLINE
 
     async def release(self) -> None:
         """Give the Lease back, so that the next one need not wait.

@@ -19,7 +19,8 @@ from pagetide_spec.flags import seconds
 from pagetide_spec.names import OPERATOR_METRICS_PORT
 
 from .client import load_configuration
-from .process import Operator, OperatorError, Options
+from .discovery import OperatorError
+from .process import Operator, Options
 
 DEFAULT_IMAGE = "pagetide/server:0.1.0"
 

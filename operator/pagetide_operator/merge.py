@@ -18,11 +18,15 @@ MERGE_KEYS = {
     "ports": ("containerPort", "protocol"),
 }
 _DEFAULTS = {"protocol": "TCP"}
+# Strategic merge's own field in a patch: `delete` takes an entry of a list out, `replace` takes the patch as it is.
+DIRECTIVE = "$patch"
 
 
 def merged(base: Any, patch: Any, field: str = "") -> Any:
     """`patch` over `base`, both unchanged. `field` is the name under which they stand."""
     if isinstance(base, Mapping) and isinstance(patch, Mapping):
+        if patch.get(DIRECTIVE) == "replace":
+            return _plain(patch)
         out = {k: copy.deepcopy(v) for k, v in base.items()}
         for key, value in patch.items():
             out[key] = merged(base[key], value, key) if key in base else copy.deepcopy(value)
@@ -36,8 +40,13 @@ def _merged_lists(base: list[Any], patch: list[Any], field: str) -> list[Any]:
     """Entries of `base` in their order, each with its namesake of `patch` over it, then the rest of `patch`."""
     over = {_name(entry, field): entry for entry in patch}
     names = {_name(entry, field) for entry in base}
-    out = [merged(entry, over.get(_name(entry, field), {}), field) for entry in base]
-    return out + [copy.deepcopy(entry) for entry in patch if _name(entry, field) not in names]
+    gone = {name for name, entry in over.items() if entry.get(DIRECTIVE) == "delete"}
+    out = [merged(entry, over.get(_name(entry, field), {}), field) for entry in base if _name(entry, field) not in gone]
+    return out + [_plain(entry) for entry in patch if _name(entry, field) not in names | gone]
+
+
+def _plain(patch: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: copy.deepcopy(v) for k, v in patch.items() if k != DIRECTIVE}
 
 
 def _name(entry: Mapping[str, Any], field: str) -> tuple[Any, ...]:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from pagetide_spec.names import KIND
+from pagetide_spec.names import KIND, LABEL_MANAGED_BY, LABEL_SERVICE
 
 from .desired import key_of
 from .pod import digest
@@ -16,6 +16,8 @@ Key = tuple[str, str]
 
 # Made by the Deployment's controller, not by us.
 _NOT_OURS = {"Pod", "ReplicaSet"}
+# What cannot be changed once it is there; the name tells whether it is the wanted one.
+_UNCHANGEABLE = {"Job"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,17 +65,24 @@ def plan(desired: Sequence[Object], live: Iterable[Object], settled: Mapping[Key
     for manifest in desired:
         key = key_of(manifest)
         now = found.pop(key, None)
-        if now is not None and not is_owned(now, uid):
+        if now is not None and is_orphan(now, manifest):
+            actions.append(Apply(manifest, is_new=False))
+        elif now is not None and not is_owned(now, uid):
             if is_left_over(now):
                 actions.append(_delete(now))
             else:
                 taken.append(key)
         elif now is None:
             actions.append(Apply(manifest, is_new=True))
-        elif not is_going(now) and not is_current(manifest, now, settled.get(key)):
+        elif kind_may_change(now) and not is_going(now) and not is_current(manifest, now, settled.get(key)):
             actions.append(Apply(manifest, is_new=False))
     actions += [_delete(o) for o in found.values() if is_owned(o, uid) and not is_going(o)]
     return Plan(tuple(actions), tuple(taken))
+
+
+def kind_may_change(live: Object) -> bool:
+    """Whether applying anew can change an object of this kind."""
+    return live["kind"] not in _UNCHANGEABLE
 
 
 def is_current(manifest: Object, live: Object, settled: Settled | None) -> bool:
@@ -109,6 +118,13 @@ def is_owned(live: Object, uid: str) -> bool:
 def is_left_over(live: Object) -> bool:
     """Whether it belongs to an earlier service of the same name, and waits for the garbage collector."""
     return any(r["kind"] == KIND and r.get("controller") for r in _owners(live))
+
+
+def is_orphan(live: Object, manifest: Object) -> bool:
+    """Whether it was this child of a service that was deleted without it (`kubectl delete --cascade=orphan`)."""
+    labels, wanted = (o["metadata"].get("labels") or {} for o in (live, manifest))
+    is_ours = all(k in wanted and labels.get(k) == wanted[k] for k in (LABEL_MANAGED_BY, LABEL_SERVICE))
+    return is_ours and not is_going(live) and not any(r.get("controller") for r in _owners(live))
 
 
 def is_going(live: Object) -> bool:

@@ -190,6 +190,7 @@ def _environment(service: InferenceService) -> list[Manifest]:
         {"name": "HOME", "value": "/tmp"},
         {"name": "HF_HOME", "value": f"{CACHE_PATH}/huggingface"},
         {"name": "XDG_CACHE_HOME", "value": CACHE_PATH},
+        {"name": "PAGETIDE_CACHE", "value": f"{CACHE_PATH}/pagetide"},
         {"name": "TRITON_CACHE_DIR", "value": f"{CACHE_PATH}/triton"},
         {"name": "TORCHINDUCTOR_CACHE_DIR", "value": f"{CACHE_PATH}/inductor"},
     ]

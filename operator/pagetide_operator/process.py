@@ -5,43 +5,40 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import functools
 import itertools
 import logging
 import signal
 import socket
 import threading
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from typing import Any, TypeVar
+from collections.abc import Coroutine, Mapping
+from typing import Any, cast
 
 import kopf
 import kubernetes.client
 
-from pagetide_spec.errors import PagetideError
+from pagetide_spec.names import FIELD_MANAGER
 
 from . import act, telemetry
+from .autoscaling.actor import Scaler
 from .capacity import Meter, metrics_of
-from .client import ApiError, Client
+from .client import ApiError, Client, Fenced
 from .desired import Platform
+from .discovery import Discovery, OperatorError, patiently
+from .gauges import StoreGauges
 from .handlers import Sight, registry_for, settings_for
-from .kinds import BY_NAME, CHILDREN, OPTIONAL, RESOURCE
+from .kinds import BY_NAME, OPTIONAL
 from .leader import RENEW_DEADLINE, Leader
 from .reconcile import Reconciler
 from .store import Store
 from .watchdog import Watchdog
 from .work import WorkQueue
 
-T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 
 # The watches begin some time after the first list; what happens between is seen by neither.
 SECOND_LIST_SECONDS = 10.0
-
-
-class OperatorError(PagetideError):
-    """The operator cannot run, or cannot go on; a restart may help."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +56,7 @@ class Options:
     lease_namespace: str | None = None
     metrics_port: int = 0
     resync_seconds: float = 300.0
-    surge_patience: float = 30.0
+    surge_patience: float = Platform.surge_patience
     workers: int = 8
 
 
@@ -68,16 +65,20 @@ class Operator:
 
     def __init__(self, configuration: kubernetes.client.Configuration, options: Options) -> None:
         self._configuration, self._options = configuration, options
-        self._client = Client(configuration)
+        self._connection = Client(configuration)
+        self._leader: Leader | None = None
+        self._client = Fenced(self._connection, self._may_write)
         self._store = Store()
         self._queue: WorkQueue[tuple[str, str]] = WorkQueue()
         self._sight = Sight(self._store, self._queue)
         self._telemetry = telemetry.Telemetry()
         self._telemetry.waiting.set_function(lambda: len(self._queue))
         self._telemetry.services.set_function(lambda: len(self._store.resources()))
+        self._telemetry.registry.register(StoreGauges(self._store, self._sight.heard))
         self._watchdog = Watchdog(k.name for k in BY_NAME.values() if k.is_watched)
         self._meter = Meter(metrics_of, self._queue.add)
-        self._versions: dict[str, str] = {}
+        self._scaler = Scaler(self._client, self._store, self._queue.add, self._telemetry)
+        self._discovery = Discovery(self._client)
         self._synced = asyncio.Event()
         self.stop = asyncio.Event()
 
@@ -90,41 +91,17 @@ class Operator:
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self.stop.set)
         async with contextlib.AsyncExitStack() as stack:
-            stack.push_async_callback(self._client.close)
+            stack.push_async_callback(self._connection.close)
             server = await telemetry.serve(self._telemetry, self._options.metrics_port, self._synced.is_set)
             stack.push_async_callback(server.cleanup)
             await self._until_stopped(self._run())
 
     async def _run(self) -> None:
         """All parts, from discovery on; the first that ends, ends all."""
-        reconciler = Reconciler(self._client, self._store, await self._discover(), self._meter)
+        platform = await self._discovery.platform(self._options.image, self._options.surge_patience)
+        reconciler = Reconciler(self._client, self._store, platform, self._meter, scaling=self._scaler.verdicts)
+        self._reconciler = reconciler
         await self._until_stopped(self._watch(), self._relist_for_ever(), self._lead(reconciler), self._meter.run())
-
-    async def _discover(self) -> Platform:
-        """Find out what this cluster has; waits for the API server as long as it takes."""
-        for kind in (RESOURCE, *CHILDREN, *OPTIONAL):
-            version = await self._patiently(functools.partial(act.discover, self._client, kind))
-            if version is not None:
-                self._versions[kind.name] = version
-        if RESOURCE.name not in self._versions:
-            raise OperatorError("the CustomResourceDefinition is not installed: pagetide crd | kubectl apply -f -")
-        return Platform(
-            image=self._options.image,
-            budget_version=self._versions["PodDisruptionBudget"],
-            has_service_monitors="ServiceMonitor" in self._versions,
-            surge_patience=self._options.surge_patience,
-        )
-
-    async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
-        """The result of a request, tried again each second while the server does not answer."""
-        while True:
-            try:
-                return await call()
-            except ApiError as error:
-                if not error.is_temporary and error.code < 500:
-                    raise OperatorError(f"API server: {error}") from error
-                logger.warning("%s; trying again", error)
-                await asyncio.sleep(1)
 
     async def _until_stopped(self, *parts: Coroutine[Any, Any, None]) -> None:
         """Run all parts; the first that ends, or `stop`, ends all. An error of a part is raised."""
@@ -148,12 +125,13 @@ class Operator:
         def saw(kind: str, event: Mapping[str, Any]) -> None:
             loop.call_soon_threadsafe(self._sight.saw, kind, event)
 
-        registry = registry_for(saw, self._versions, self._configuration)
+        registry = registry_for(saw, self._discovery.versions, self._configuration)
         stop, names = threading.Event(), self._options.namespaces
         operator = kopf.operator(
             registry=registry,
-            settings=settings_for(self._versions),
+            settings=settings_for(self._discovery.versions),
             standalone=True,
+            identity=cast(Any, FIELD_MANAGER),  # else it asks for the name of a user, and images have none
             clusterwide=not names,
             namespaces=names,
             stop_flag=stop,
@@ -178,8 +156,11 @@ class Operator:
 
     async def _relist(self) -> dict[str, int]:
         """List everything into the store; how many services it was wrong about, by kind."""
+        self._reconciler.note(has_service_monitors=await self._discovery.has_service_monitors())
         names: list[str | None] = list(self._options.namespaces) or [None]
-        found = await self._patiently(lambda: act.every(self._client, self._versions, names))
+        found = await patiently(lambda: act.every(self._client, self._discovery.versions, names))
+        for kind in (k.name for k in OPTIONAL if k.name not in found):
+            self._store.replace(kind, (), "")  # gone with their definition
         corrected = {}
         for kind, listing in found.items():
             wrong = self._store.replace(kind, listing.objects, listing.version)
@@ -195,7 +176,9 @@ class Operator:
         if self._options.lease_namespace is None:
             await self._work(reconciler)
             return
-        leader = Leader(self._client, self._options.lease_namespace, f"{socket.gethostname()}-{uuid.uuid4()}")
+        leader = self._leader = Leader(
+            self._connection, self._options.lease_namespace, f"{socket.gethostname()}-{uuid.uuid4()}"
+        )
         await leader.elected()
         try:
             await self._until_stopped(self._work(reconciler), self._watch_lease(leader))
@@ -204,6 +187,9 @@ class Operator:
                 async with asyncio.timeout(RENEW_DEADLINE):
                     await leader.release()
 
+    def _may_write(self) -> bool:
+        return self._leader is None or self._leader.holds()
+
     async def _watch_lease(self, leader: Leader) -> None:
         await leader.lost()
         raise OperatorError("the Lease is lost; another operator acts")
@@ -211,13 +197,15 @@ class Operator:
     async def _work(self, reconciler: Reconciler) -> None:
         self._telemetry.is_leader.set(1)
         await self._synced.wait()  # what was not seen yet would be taken for missing
-        await asyncio.gather(*(self._worker(reconciler) for _ in range(self._options.workers)))
+        workers = (self._worker(reconciler) for _ in range(self._options.workers))
+        await asyncio.gather(self._scaler.run(), *workers)
 
     async def _worker(self, reconciler: Reconciler) -> None:
         while True:
             name = await self._queue.take()
             failed = True
             try:
+                self._scaler.noticed(name)
                 with self._telemetry.reconcile_seconds.time():
                     again = await reconciler.reconcile(name)
                 failed = False

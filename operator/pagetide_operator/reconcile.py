@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -16,10 +17,15 @@ from .client import ApiError, Client
 from .decide import Seen, event_for, look_again_after, plan_for, status_changes, understood
 from .desired import Platform, key_of
 from .failures import Failure
-from .plan import Apply, Delete, Key, Plan, Settled, is_owned, settlement
+from .kinds import OPTIONAL
+from .plan import Apply, Delete, Key, Plan, Settled, is_orphan, is_owned, settlement
+from .status import Verdict
 from .store import Name, Store, name_of, service_of
 
 logger = logging.getLogger(__name__)
+
+
+TAKEN_RETRY_SECONDS = 10.0
 
 
 class NameTaken(Exception):
@@ -27,14 +33,28 @@ class NameTaken(Exception):
 
 
 class Reconciler:
-    """Brings services to their desired state, one call of `reconcile` each time that something may have changed."""
+    """Brings services to their desired state, one call of `reconcile` each time that something may have changed.
+
+    `scaling` tells the conditions that the autoscaler has to say about a service.
+    """
 
     def __init__(
-        self, client: Client, store: Store, platform: Platform, meter: Meter, clock: Callable[[], float] = time.time
+        self,
+        client: Client,
+        store: Store,
+        platform: Platform,
+        meter: Meter,
+        clock: Callable[[], float] = time.time,
+        scaling: Callable[[Name], Sequence[Verdict]] = lambda _: (),
     ) -> None:
         self._client, self._store, self._platform, self._meter, self._clock = client, store, platform, meter, clock
+        self._scaling = scaling
         self._settled: dict[Name, dict[Key, Settled]] = {}
         self._late: set[Name] = set()  # services of which a child was seen only while they were looked at
+
+    def note(self, *, has_service_monitors: bool) -> None:
+        """What of the cluster may change while the operator runs."""
+        self._platform = dataclasses.replace(self._platform, has_service_monitors=has_service_monitors)
 
     async def reconcile(self, name: Name) -> float | None:
         """Bring one service to its desired state; returns after how many seconds to look again, if at all.
@@ -59,10 +79,13 @@ class Reconciler:
                 raise error
         if name in self._late:
             return 0.0
+        if errors:  # nobody tells when the other object goes
+            return TAKEN_RETRY_SECONDS
         return look_again_after(seen, self._platform.surge_patience, self._clock())
 
     def _seen(self, name: Name, resource: Any) -> Seen:
-        return Seen(resource, self._store.children(name), self._meter.known)
+        children, fetchers = self._store.children(name), self._store.fetchers(name)
+        return Seen(resource, children, self._meter.known, self._scaling(name), fetchers)
 
     def _understood(self, resource: Any) -> InferenceService | ResourceError:
         try:
@@ -82,7 +105,10 @@ class Reconciler:
             try:
                 await self._perform(action, service, settled)
             except (ApiError, NameTaken) as error:
-                errors.append(error)
+                if _is_optional(action):  # its service serves without it
+                    logger.warning("%s/%s: %s", service.namespace, service.name, error)
+                else:
+                    errors.append(error)
         return errors
 
     async def _perform(self, action: Apply | Delete, service: InferenceService, settled: dict[Key, Settled]) -> None:
@@ -108,7 +134,7 @@ class Reconciler:
         if found is None:
             return False
         kind, name = key_of(manifest)
-        if not is_owned(found, service.uid):
+        if not is_owned(found, service.uid) and not is_orphan(found, manifest):
             raise NameTaken(f"{kind} {name} exists and belongs to somebody else")
         if (service.namespace, service.name) not in service_of(kind, found):
             return False
@@ -148,6 +174,11 @@ def trouble_of(errors: Sequence[Exception]) -> Failure | None:
         if not error.is_temporary:
             return Failure("ApplyFailed", error.message)
     return None
+
+
+def _is_optional(action: Apply | Delete) -> bool:
+    kind = action.manifest["kind"] if isinstance(action, Apply) else action.kind
+    return any(kind == k.name for k in OPTIONAL)
 
 
 def _taken(todo: Plan) -> NameTaken:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pagetide_spec.names import ANNOTATION_TEMPLATE_HASH
 from pagetide_spec.resource import InferenceService, Rollout
 
 from .desired import ONE_AT_A_TIME
@@ -33,11 +32,10 @@ def choose_rollout(
 
 def waits_for_device(deployment: Object, pods: Iterable[Object]) -> float | None:
     """Since when a new pod waits for a device while old pods run, or None."""
-    current = template_hash(deployment["spec"]["template"])
     alive = [p for p in pods if "deletionTimestamp" not in p["metadata"]]
-    if not any(template_hash(p) != current for p in alive):
+    if all(is_current(p, deployment) for p in alive):
         return None
-    waiting = [t for p in alive if template_hash(p) == current and (t := _unscheduled_since(p)) is not None]
+    waiting = [t for p in alive if is_current(p, deployment) and (t := _unscheduled_since(p)) is not None]
     return min(waiting, default=None)
 
 
@@ -56,11 +54,14 @@ def is_rolling(deployment: Object) -> bool:
     return bool(status.get("replicas", 0) != status.get("updatedReplicas", 0))
 
 
-def template_hash(thing: Object) -> str | None:
-    """Which template a pod was made from; or the hash of a template."""
-    annotations = thing.get("metadata", {}).get("annotations") or {}
-    found: str | None = annotations.get(ANNOTATION_TEMPLATE_HASH)
-    return found
+def is_current(pod: Object, deployment: Object) -> bool:
+    """Whether a pod was made from the Deployment's present template.
+
+    By all annotations of the template: our hash is among them, and so is what `kubectl rollout restart` leaves there.
+    """
+    wanted = deployment["spec"]["template"].get("metadata", {}).get("annotations") or {}
+    found = pod.get("metadata", {}).get("annotations") or {}
+    return bool(wanted.items() <= found.items())
 
 
 def _unscheduled_since(pod: Object) -> float | None:

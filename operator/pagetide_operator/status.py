@@ -12,12 +12,14 @@ from pagetide_spec.resource import InferenceService
 
 from .capacity import Capacity, is_ready
 from .failures import OF_PODS_TO_COME, Failure, worst_failure
-from .rollout import is_one_by_one, is_rolling, template_hash
+from .rollout import is_current, is_one_by_one, is_rolling
 
 Object = Mapping[str, Any]
 Status = dict[str, Any]
 
+PREFETCHING = Failure("Prefetching", "the model is being fetched into the cache")
 ONE_BY_ONE = Failure("ReplacingOneByOne", "no device is free for a surge pod: one pod is replaced at a time")
+_WHILE_SERVING = {*OF_PODS_TO_COME, ONE_BY_ONE.reason, PREFETCHING.reason}
 _MESSAGE_LENGTH = 1000
 
 
@@ -31,23 +33,37 @@ class Verdict:
     message: str
 
 
+ASLEEP = Verdict("Ready", True, "ScaledToZero", "the next request wakes it")
+
+
 @dataclasses.dataclass(frozen=True)
 class Children:
-    """The live children that the status is made of, and what the ready ones can hold, if that is known."""
+    """The live children that the status is made of, and what the ready ones can hold, if that is known.
+
+    `fetch`: that the model is still being fetched, or what keeps it from being.
+    """
 
     deployment: Object | None
     pods: Sequence[Object]
     capacity: Capacity | None = None
+    fetch: Failure | None = None
 
 
 def service_status(
-    service: InferenceService, before: Object, children: Children, wanted: int, trouble: Failure | None, now: str
+    service: InferenceService,
+    before: Object,
+    children: Children,
+    wanted: int,
+    trouble: Failure | None,
+    now: str,
+    scaling: Sequence[Verdict] = (),
 ) -> Status:
-    """The whole status. `trouble` is what kept the operator from applying children; `now` as Kubernetes writes it."""
+    """The whole status. `trouble` is what kept the operator from applying children; `now` as Kubernetes writes it;
+    `scaling` is what the autoscaler says of itself."""
     verdicts = [
         ready_verdict(service, children, wanted, trouble),
         progressing_verdict(service, children, wanted, trouble),
-        scaling_verdict(service),
+        *(scaling or _scaling_verdicts(service, before)),
     ]
     labels = selector_labels(service.name)
     return {
@@ -55,10 +71,17 @@ def service_status(
         **_capacity(children),
         "desiredReplicas": wanted,
         "selector": ",".join(f"{k}={v}" for k, v in sorted(labels.items())),
-        "url": f"http://{service.name}.{service.namespace}.svc.cluster.local",
+        "url": f"http://{service.name}.{service.namespace}.svc",
         "observedGeneration": service.generation,
-        "conditions": _conditions(before, verdicts, service.generation, now),
+        "conditions": _conditions(_relevant(service, before), verdicts, service.generation, now),
     }
+
+
+def _relevant(service: InferenceService, before: Object) -> Object:
+    """The status without what only a scaled service has, where this one is not scaled any more."""
+    if service.autoscaling is not None:
+        return before
+    return {**before, "conditions": [c for c in before.get("conditions") or [] if c["type"] != "ScalingLimited"]}
 
 
 def invalid_status(error: ResourceError, resource: Object, deployment: Object | None, now: str) -> Status:
@@ -87,7 +110,7 @@ def ready_verdict(service: InferenceService, children: Children, wanted: int, tr
     Where enough answer, one more that finds no room is no fault of the service: that is for Progressing to tell.
     """
     if wanted == 0 and service.autoscaling is not None:
-        return Verdict("Ready", True, "ScaledToZero", "the next request wakes it")
+        return ASLEEP
     ready = _counts(children.deployment)["readyReplicas"]
     failure = _failure(service, children, trouble)
     return readiness(ready, wanted, _enough(service, wanted), failure)
@@ -98,18 +121,20 @@ def readiness(ready: int, wanted: int, enough: int, failure: Failure | None) -> 
     serving = f"{ready} of {wanted} replicas serve"
     if wanted == 0:
         return Verdict("Ready", False, "ScaledToZero", "replicas is 0")
-    if failure is not None and not (ready >= enough and failure.reason in {*OF_PODS_TO_COME, ONE_BY_ONE.reason}):
+    if failure is not None and not (ready >= enough and failure.reason in _WHILE_SERVING):
         return Verdict("Ready", False, failure.reason, f"{failure.message}; {serving}" if ready else failure.message)
     if ready >= enough:
         return Verdict("Ready", True, "Ready", serving)
     return Verdict("Ready", False, "Starting", serving)
 
 
-def scaling_verdict(service: InferenceService) -> Verdict:
-    """ScalingActive: load decides how many replicas there are."""
+def _scaling_verdicts(service: InferenceService, before: Object) -> list[Verdict]:
+    """ScalingActive as long as the autoscaler has not said anything; what it said before a restart stays until then."""
     if service.autoscaling is None:
-        return Verdict("ScalingActive", False, "FixedReplicas", "spec.replicas says how many")
-    return Verdict("ScalingActive", False, "NoDecision", "no load has been measured yet")
+        return [Verdict("ScalingActive", False, "FixedReplicas", "spec.replicas says how many")]
+    if condition_of(before, "ScalingActive").get("reason") not in (None, "FixedReplicas"):
+        return []
+    return [Verdict("ScalingActive", False, "NoDecision", "no load has been measured yet")]
 
 
 def progressing_verdict(service: InferenceService, children: Children, wanted: int, trouble: Failure | None) -> Verdict:
@@ -119,7 +144,8 @@ def progressing_verdict(service: InferenceService, children: Children, wanted: i
     if service.paused:
         return Verdict("Progressing", False, "Paused", "the operator leaves the children alone while it is paused")
     if failure is not None:
-        return Verdict("Progressing", failure == ONE_BY_ONE, failure.reason, failure.message)
+        is_going_on = failure.reason in (ONE_BY_ONE.reason, PREFETCHING.reason)
+        return Verdict("Progressing", is_going_on, failure.reason, failure.message)
     if deployment is None:
         return Verdict("Progressing", True, "Starting", "the Deployment is being made")
     if is_one_by_one(service, deployment):
@@ -133,7 +159,7 @@ def progressing_verdict(service: InferenceService, children: Children, wanted: i
 
 def _failure(service: InferenceService, children: Children, trouble: Failure | None) -> Failure | None:
     """What is in the way. A new pod without a device is no fault any more once an old one makes room for it."""
-    found = trouble or worst_failure(_current_pods(children), children.deployment)
+    found = trouble or children.fetch or worst_failure(_current_pods(children), children.deployment)
     deployment = children.deployment
     if found and found.reason == "Unschedulable" and deployment and is_one_by_one(service, deployment):
         return ONE_BY_ONE
@@ -149,8 +175,7 @@ def _current_pods(children: Children) -> list[Object]:
     """The pods of the version that is wanted now: what ails the ones it replaces is no matter any more."""
     if children.deployment is None:
         return list(children.pods)
-    current = template_hash(children.deployment["spec"]["template"])
-    return [p for p in children.pods if template_hash(p) == current]
+    return [p for p in children.pods if is_current(p, children.deployment)]
 
 
 def _counts(deployment: Object | None) -> dict[str, int]:

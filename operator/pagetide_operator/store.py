@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pagetide_spec.names import KIND, LABEL_SERVICE
+from pagetide_spec.names import KIND, LABEL_PREFETCH, LABEL_SERVICE
 
 Object = Mapping[str, Any]
 Name = tuple[str, str]
@@ -97,7 +97,11 @@ class Store:
 
     def children(self, service: Name) -> list[Object]:
         """The objects that carry the label of that service, whoever made them."""
-        return list(self._children.get(service, {}).values())
+        return [c for c in self._children.get(service, {}).values() if not _is_fetcher(c)]
+
+    def fetchers(self, service: Name) -> list[Object]:
+        """The pods that fill the model cache of that service."""
+        return [c for c in self._children.get(service, {}).values() if _is_fetcher(c)]
 
 
 def name_of(thing: Object) -> Name:
@@ -110,8 +114,13 @@ def service_of(kind: str, thing: Object) -> set[Name]:
     namespace, name = name_of(thing)
     if kind == KIND:
         return {(namespace, name)}
-    label = (thing["metadata"].get("labels") or {}).get(LABEL_SERVICE)
+    labels = thing["metadata"].get("labels") or {}
+    label = labels.get(LABEL_SERVICE) or labels.get(LABEL_PREFETCH)
     return {(namespace, label)} if label else set()
+
+
+def _is_fetcher(thing: Object) -> bool:
+    return LABEL_PREFETCH in (thing["metadata"].get("labels") or {})
 
 
 def _is_same(thing: Object, other: Object) -> bool:

@@ -25,6 +25,7 @@ from .forward import DEFAULT_ALL_BODIES, DEFAULT_MAX_BODY, OPEN, Access, Forward
 from .health import HealthPoller
 from .hold import DEFAULT_HOLD, Holder, HoldLimits
 from .metrics import GatewayMetrics
+from .page import Page
 from .registry import Registry
 from .upstream import make_session
 
@@ -71,6 +72,7 @@ class Gateway:
         self._max_body, self._all_bodies, self._access, self._stall_s = max_body, all_bodies, access, stall_s
         self._holder = Holder(hold, lambda: self.is_draining)
         self._is_synced = is_synced
+        self._page = Page(registry, access.keys)
         self._forward: Forwarder | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._rest = Starlette(
@@ -117,11 +119,9 @@ class Gateway:
                 self.registry, attempts, self._metrics, self._access, self._max_body, self._all_bodies
             )
             reader = FigureReader(self.registry, session, self._metrics, self._stall_s)
-            tasks = [
-                asyncio.create_task(work)
-                for work in (HealthPoller(self.registry, session, self._access.upstream_key).run(), reader.run())
-            ]
-            self._tasks = tasks
+            poller = HealthPoller(self.registry, session, self._access.upstream_key)
+            works = (poller.run(), reader.run(), self._page.run())
+            tasks = self._tasks = [asyncio.create_task(work) for work in works]
             try:
                 yield
             finally:
@@ -149,6 +149,7 @@ class Gateway:
             Route(PATH_READY, self._ready),
             Route(PATH_HEALTH, self._ready),
             Route(PATH_METRICS, self._show_metrics),
+            *self._page.routes(),
         ]
 
     async def _models(self, request: Request) -> Response:

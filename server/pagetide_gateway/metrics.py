@@ -108,7 +108,7 @@ class _RegistryGauges(Collector):
             replicas = list(service.replicas.values())
             held.add_metric([service.model], service.held)
             for state in ("ready", "draining", "ejected", "unready"):
-                states.add_metric([service.model, state], sum(_state(r) == state for r in replicas))
+                states.add_metric([service.model, state], sum(state_of(r) == state for r in replicas))
         return held, each, flight, states
 
 
@@ -117,7 +117,8 @@ def _gauge(name: str) -> GaugeMetricFamily:
     return GaugeMetricFamily(spec.full_name, spec.help, labels=[MODEL, *spec.labels])
 
 
-def _state(replica: Replica) -> str:
+def state_of(replica: Replica) -> str:
+    """One of ready, draining, ejected, unready."""
     if replica.draining:
         return "draining"
     if not replica.is_available:

@@ -13,11 +13,13 @@ from pagetide_spec.command_line import Parser
 from pagetide_spec.config import EngineConfig
 from pagetide_spec.errors import SettingError
 from pagetide_spec.flags import add_flags, config_from, env_of, misspelt
+from pagetide_spec.names import FLAG_DOWNLOAD_ONLY
 
 from .api.keys import read_keys
 from .api.server import Server
 from .api.sockets import listen
 from .checkpoint.files import locate, read_json
+from .download import download
 from .logs import set_up_logging
 from .wire.launch import EXIT_SETTING
 
@@ -38,23 +40,29 @@ exit codes:
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve one model until a signal or the engine's end; the exit code."""
     try:
-        config = _config(sys.argv[1:] if argv is None else argv)
+        config, is_download = _config(sys.argv[1:] if argv is None else argv)
         keys = read_keys(config)
-        listener = listen(config.host, config.port)
+        listener = None if is_download else listen(config.host, config.port)
     except SettingError as error:
         print(f"pagetide serve: error: {error}", file=sys.stderr)
         return EXIT_SETTING
     set_up_logging(config.log_level, config.log_format)
     for hint in misspelt(os.environ):
         log.warning("%s", hint)
+    if listener is None:
+        return download(config)
     return uvloop.run(Server(config, keys).run(listener))
 
 
-def _config(argv: Sequence[str]) -> EngineConfig:
+def _config(argv: Sequence[str]) -> tuple[EngineConfig, bool]:
+    """The settings, and whether to fetch the model only."""
     parser = Parser("pagetide serve", description="Serve one model over HTTP.", epilog=EPILOG)
     parser.add_argument("model", nargs="?", metavar="MODEL", help="local folder, GGUF file, or id on the hub")
+    parser.add_argument(FLAG_DOWNLOAD_ONLY, action="store_true", help="fetch the model into the hub's cache, and end")
     add_flags(parser)
-    config = config_from(vars(parser.parse_args(argv)), os.environ)
+    args = vars(parser.parse_args(argv))
+    is_download = args.pop("download_only")
+    config = config_from(args, os.environ)
     if not config.model:
         raise SettingError("MODEL", "", f"is required; give it as an argument or in {env_of('model')}")
     try:
@@ -63,7 +71,7 @@ def _config(argv: Sequence[str]) -> EngineConfig:
             read_json(path / "config.json", config.model)
     except SettingError as error:
         raise error.renamed("MODEL") from None
-    return config
+    return config, is_download
 
 
 if __name__ == "__main__":

@@ -25,6 +25,8 @@ LABEL_COMPONENT = "app.kubernetes.io/component"
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
 LABEL_SERVICE = f"{GROUP}/inferenceservice"
 LABEL_SCRAPED = f"{GROUP}/scraped"
+# Instead of LABEL_SERVICE on the pod that fills a service's model cache: it is no replica, and nobody takes it for one.
+LABEL_PREFETCH = f"{GROUP}/prefetch"
 ANNOTATION_PAUSED = f"{GROUP}/paused"
 # On a child: what it was last applied from. On a Deployment, too: the fingerprint of the spec that its pods were made
 # for, and their template. On a pod: which template it was made from.
@@ -32,6 +34,8 @@ ANNOTATION_APPLIED = f"{GROUP}/applied"
 ANNOTATION_FINGERPRINT = f"{GROUP}/fingerprint"
 ANNOTATION_TEMPLATE = f"{GROUP}/template"
 ANNOTATION_TEMPLATE_HASH = f"{GROUP}/template-hash"
+# On a Deployment: hash of the model that was in the cache before its pods were made.
+ANNOTATION_PREFETCHED = f"{GROUP}/prefetched"
 # On a pod that is to leave: since when. The gateway sends it nothing new; the operator removes it once its streams
 # ended.
 ANNOTATION_DRAINING = f"{GROUP}/draining"
@@ -57,9 +61,16 @@ HEADER_SESSION = "x-session-id"
 ENV_PREFIX = "PAGETIDE_"
 
 
+# A server that fetches its model into the hub's cache and ends.
+FLAG_DOWNLOAD_ONLY = "--download-only"
+# Values of LABEL_COMPONENT on the pods of a service: those that answer, and the one that fills the model cache.
+COMPONENT_SERVER = "server"
+COMPONENT_PREFETCH = "prefetch"
+
+
 def selector_labels(service: str) -> dict[str, str]:
     """Labels that select the server pods of one InferenceService; they never change once a Deployment exists."""
-    return {LABEL_NAME: APP_NAME, LABEL_COMPONENT: "server", LABEL_SERVICE: service}
+    return {LABEL_NAME: APP_NAME, LABEL_COMPONENT: COMPONENT_SERVER, LABEL_SERVICE: service}
 
 
 def headless_name(service: str) -> str:

@@ -88,11 +88,15 @@ class Autoscaling:
 
 @dataclasses.dataclass(frozen=True)
 class Cache:
-    """The volume for downloaded models: an existing claim, or size (and class) of one to create."""
+    """The volume for downloaded models: an existing claim, or size (and class) of one to create.
+
+    `prefetch`: a Job fills it before replicas are made.
+    """
 
     pvc: str | None = None
     size: str | None = None
     storage_class: str | None = None
+    prefetch: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -223,6 +227,8 @@ def _built(metadata: Mapping[str, Any], spec: Mapping[str, Any]) -> InferenceSer
 def _fingerprint(spec: Mapping[str, Any]) -> str:
     chosen = without_defaults(_schema(), spec)
     about_pods = {k: v for k, v in chosen.items() if k not in _NOT_ABOUT_PODS}
+    if "cache" in about_pods:
+        about_pods["cache"] = {k: v for k, v in chosen["cache"].items() if k != "prefetch"}
     return hashlib.sha256(json.dumps(about_pods, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -267,4 +273,6 @@ def _secret(reference: Mapping[str, Any] | None) -> SecretKey | None:
 
 
 def _cache(cache: Mapping[str, Any] | None) -> Cache | None:
-    return Cache(cache.get("pvc"), cache.get("size"), cache.get("storageClass")) if cache else None
+    if not cache:
+        return None
+    return Cache(cache.get("pvc"), cache.get("size"), cache.get("storageClass"), cache["prefetch"])

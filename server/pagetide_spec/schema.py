@@ -175,6 +175,11 @@ def _cache() -> Schema:
             maxLength=32,
         ),
         "storageClass": text("StorageClass of the claim to create. Default: the cluster's.", maxLength=253),
+        "prefetch": {
+            "type": "boolean",
+            "description": "Fill the volume by a Job before replicas are made for a model from the hub.",
+            "default": True,
+        },
     }
     return record("Volume that keeps downloaded models: an existing claim (pvc), or one to create (size).", fields)
 

@@ -13,7 +13,22 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 PORT, MODEL, BEHAVIOUR = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 draining = threading.Event()
-in_flight = threading.Semaphore(0)
+PLACES = 2
+lock = threading.Lock()
+counts = {"open": 0, "done": 0}
+
+
+def metrics() -> str:
+    """A server with two places; what is beyond counts as waiting."""
+    running, waiting = min(counts["open"], PLACES), max(0, counts["open"] - PLACES)
+    return "".join(
+        f'pagetide_{name}{{model_name="{MODEL}"}} {value}\n'
+        for name, value in (
+            ("requests_running", running), ("requests_waiting", waiting), ("max_num_seqs", PLACES),
+            ("batch_utilization_ratio", running / PLACES), ("kv_capacity_tokens", 1000),
+            ("prompt_tokens_total", 10 * counts["done"]), ("prefills_total", counts["done"]),
+        )
+    )  # fmt: skip
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -22,7 +37,9 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
-        if self.path == "/readyz":
+        if self.path == "/metrics":
+            self._send(200, metrics(), "text/plain")
+        elif self.path == "/readyz":
             self._send(503 if draining.is_set() else 200, {"status": "draining" if draining.is_set() else "ready"})
         else:
             self._send(200, {"data": [{"id": MODEL, "object": "model", "max_model_len": 64}]})
@@ -31,10 +48,17 @@ class Handler(BaseHTTPRequestHandler):
         request = json.loads(self.rfile.read(int(self.headers["content-length"])))
         if request["prompt"] == "die":
             os._exit(3)
-        if request.get("stream"):
-            self._stream(int(request["max_tokens"]))
-        else:
-            self._send(200, {"choices": [{"text": request["prompt"][::-1]}], "pid": os.getpid()})
+        with lock:
+            counts["open"] += 1
+        try:
+            if request.get("stream"):
+                self._stream(int(request["max_tokens"]))
+            else:
+                self._send(200, {"choices": [{"text": request["prompt"][::-1]}], "pid": os.getpid()})
+        finally:
+            with lock:
+                counts["open"] -= 1
+                counts["done"] += 1
 
     def _stream(self, count: int) -> None:
         self.send_response(200)
@@ -47,10 +71,10 @@ class Handler(BaseHTTPRequestHandler):
             time.sleep(0.05)
         self.wfile.write(b"0\r\n\r\n")
 
-    def _send(self, status: int, answer: object) -> None:
-        body = json.dumps(answer).encode()
+    def _send(self, status: int, answer: object, kind: str = "application/json") -> None:
+        body = answer.encode() if isinstance(answer, str) else json.dumps(answer).encode()
         self.send_response(status)
-        self.send_header("content-type", "application/json")
+        self.send_header("content-type", kind)
         self.send_header("content-length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -69,7 +93,8 @@ def main() -> None:
         # A child that nobody tells to end, as an engine process whose server died.
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     server = ThreadingHTTPServer(("127.0.0.1", PORT), Handler)
-    server.daemon_threads = False  # server_close waits for requests under way
+    server.daemon_threads = True
+    server.socket.listen(128)
 
     def on_term(number: int, frame: object) -> None:
         draining.set()
@@ -77,7 +102,8 @@ def main() -> None:
 
     signal.signal(signal.SIGTERM, signal.SIG_IGN if BEHAVIOUR == "stubborn" else on_term)
     server.serve_forever(poll_interval=0.05)
-    server.server_close()
+    while counts["open"]:  # requests under way; idle connections are let go
+        time.sleep(0.01)
 
 
 main()

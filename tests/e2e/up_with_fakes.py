@@ -17,4 +17,4 @@ def command(service: LocalService, port: int) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:], command))
+    sys.exit(main(sys.argv[1:], command, scrape_s=0.5))

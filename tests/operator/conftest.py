@@ -1,5 +1,6 @@
-"""Says at the end of a run what was left out for want of a control plane or of helm."""
+"""Says at the end of a run what was left out for want of a control plane, of its images, or of a tool."""
 
+import asyncio
 import os
 import shutil
 import socket
@@ -37,19 +38,28 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.skip(reason=f"needs a Kubernetes control plane: {VARIABLE} or {BINARIES}"))
 
 
+# What a test says in its reason for being skipped, and how to have it run.
+_MISSING = {
+    "needs nodes": f"nodes that run pods: set {VARIABLE} to a whole cluster",
+    "needs images": "Pagetide's images in the cluster: load them there, set PAGETIDE_TEST_IMAGES",
+    "needs helm": "helm: put it on PATH, or name it in HELM",
+    "needs kubectl": "kubectl: put it on PATH, or name it in KUBECTL",
+    "needs Kubernetes 1.25": f"an API server that knows CEL rules (1.25 or newer): set {VARIABLE} to its cluster",
+}
+
+
 def pytest_terminal_summary(terminalreporter, config):
-    skipped = [str(r.longrepr) for r in terminalreporter.stats.get("skipped", [])]
-    without_helm = sum("needs helm" in reason for reason in skipped)
-    count = len(config.stash[_left_out])
-    without_nodes = sum("needs nodes" in reason for reason in skipped)
-    if count or without_helm or without_nodes:
+    reasons = [str(r.longrepr) for r in terminalreporter.stats.get("skipped", [])]
+    lines = []
+    if count := len(config.stash[_left_out]):
+        lines.append(f"{count} tests need a Kubernetes control plane: {_HOW}.")
+    for words, how in _MISSING.items():
+        if count := sum(words in reason for reason in reasons):
+            lines.append(f"{count} tests need {how}.")
+    if lines:
         terminalreporter.section("left out")
-    if count:
-        terminalreporter.line(f"{count} tests need a Kubernetes control plane: {_HOW}.")
-    if without_nodes:
-        terminalreporter.line(f"{without_nodes} tests need nodes that run pods: set {VARIABLE} to a whole cluster.")
-    if without_helm:
-        terminalreporter.line(f"{without_helm} tests need helm: put it on PATH, or name it in HELM.")
+    for line in lines:
+        terminalreporter.line(line)
 
 
 @pytest.fixture
@@ -72,6 +82,54 @@ def kubeconfig(tmp_path_factory):
         return
     with BareControlPlane(Path(os.environ[BINARIES]), tmp_path_factory.mktemp("control-plane")) as plane:
         yield str(plane.kubeconfig)
+
+
+@pytest.fixture
+def helm(tool):
+    """Run helm with these arguments; its output."""
+    return tool("helm")
+
+
+@pytest.fixture
+def kubectl(tool):
+    """Run kubectl with these arguments; its output."""
+    return tool("kubectl")
+
+
+@pytest.fixture
+def tool(cluster, kubeconfig):
+    """A command that talks to the test's cluster, run in a thread: the test's own connections go on meanwhile."""
+
+    def make(name):
+        path = os.environ.get(name.upper()) or shutil.which(name)
+        if path is None:
+            pytest.skip(f"needs {name}: put it on PATH, or name it in {name.upper()}")
+
+        async def run(*arguments, stdin=None, check=True):
+            done = await asyncio.to_thread(
+                subprocess.run,
+                [path, *arguments],
+                input=stdin,
+                env={**os.environ, "KUBECONFIG": str(kubeconfig)},
+                capture_output=True,
+                text=True,
+                timeout=120,
+            )
+            assert done.returncode == 0 or not check, done.stderr
+            return done.stdout + done.stderr
+
+        return run
+
+    return make
+
+
+@pytest.fixture
+def images(nodes):
+    """For tests whose pods run Pagetide's own images."""
+    if not os.environ.get("PAGETIDE_TEST_IMAGES"):
+        pytest.skip(
+            "needs images: load pagetide/operator and pagetide/server into the cluster, set PAGETIDE_TEST_IMAGES"
+        )
 
 
 class BareControlPlane:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from pagetide_operator.main import options_from, parser
 from pagetide_spec.crd import crd_yaml
 
 ROOT = Path(__file__).parents[2]
@@ -126,6 +127,15 @@ def test_every_value_is_in_the_schema_and_the_other_way_round():
     known = names_of(schema, schema["definitions"])
     del known["global"]  # helm's own
     assert names_in(yaml.safe_load((CHART / "values.yaml").read_text()), known) == known
+
+
+def test_numbers_of_the_values_are_those_of_the_flags():
+    operator = yaml.safe_load((CHART / "values.yaml").read_text())["operator"]
+    options = options_from(parser().parse_args([]))
+    assert (operator["resyncSeconds"], operator["surgePatienceSeconds"]) == (
+        options.resync_seconds,
+        options.surge_patience,
+    )
 
 
 @needs_helm

@@ -3,7 +3,7 @@
 import kubernetes.client
 import pytest
 
-from pagetide_operator.client import ApiError, Client
+from pagetide_operator.client import ApiError, Client, Fenced
 from pagetide_spec.errors import SettingError
 
 
@@ -37,3 +37,27 @@ async def test_who_does_not_answer_is_told_with_the_reason():
         await client.request("GET", "/api/v1")
     await client.close()
     assert caught.value.is_temporary
+
+
+class Server:
+    """Answers everything, and remembers it."""
+
+    def __init__(self):
+        self.asked = []
+
+    async def request(self, method, path, *_):
+        self.asked.append((method, path))
+        return {"is": "answered"}
+
+
+@pytest.mark.parametrize("method", ["POST", "PATCH", "PUT", "DELETE"])
+async def test_a_fenced_client_reads_always_and_writes_with_the_right_to_it(method):
+    server, rights = Server(), [True]
+    client = Fenced(server, lambda: rights[0])
+    assert await client.request(method, "/one") == {"is": "answered"}
+    rights[0] = False
+    assert await client.request("GET", "/two") == {"is": "answered"}
+    with pytest.raises(ApiError, match="not the leader") as caught:
+        await client.request(method, "/three")
+    assert caught.value.is_temporary  # no word of it gets into a status
+    assert server.asked == [(method, "/one"), ("GET", "/two")]

@@ -72,6 +72,14 @@ def test_the_budget_has_the_version_of_the_cluster(service):
     assert found["PodDisruptionBudget", "llm"]["apiVersion"] == "policy/v1beta1"
 
 
+@pytest.mark.parametrize("has_policy", [True, False])
+def test_a_crash_loop_keeps_no_node_from_being_drained_where_kubernetes_knows_how(service, has_policy):
+    found = made(service(), platform=Platform("i", has_eviction_policy=has_policy))
+    assert found["PodDisruptionBudget", "llm"]["spec"].get("unhealthyPodEvictionPolicy") == (
+        "AlwaysAllow" if has_policy else None
+    )
+
+
 @pytest.mark.parametrize(
     ("spec", "expected"),
     [

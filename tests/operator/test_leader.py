@@ -133,3 +133,16 @@ def test_time_is_measured_by_our_own_clock():
     lease = {"spec": {"holderIdentity": "other", "renewTime": "1970-01-01T00:00:00Z"}}
     assert not observed.is_free(lease, "me", 1000.0)
     assert observed.is_free(lease, "me", 1000.0 + DURATION + 1)
+
+
+async def test_a_holder_that_stood_still_knows_that_it_may_hold_no_longer(clock):
+    leases = Leases()
+    one = Leader(leases, "ns", "1", clock)
+    assert not one.holds()
+    await one._try()
+    clock.now += leader.RENEW_DEADLINE - 0.1
+    assert one.holds()
+    clock.now += 0.2  # as after SIGSTOP and SIGCONT: no renewal, no timer, and no doubt
+    assert not one.holds()
+    await one._try()
+    assert one.holds()

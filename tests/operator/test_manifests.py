@@ -39,13 +39,37 @@ def test_samples_are_valid(path):
     assert [parse(d, path.name) for d in load_documents(path.read_text(), path.name)]
 
 
+SAMPLES = {
+    "one GPU": ("one-gpu", lambda s: s.resources["limits"]["nvidia.com/gpu"] == 1 and s.cache.size),
+    "four replicas at most, as the load asks": ("autoscaled", lambda s: s.autoscaling.max_replicas == 4),
+    "quantized weights": ("quantized", lambda s: s.engine["quantization"] == "auto" and s.model.path.endswith(".gguf")),
+    "much shared prefix": ("rag", lambda s: s.engine["enable_prefix_caching"] and s.engine["swap_space_gib"] > 4),
+    "a private registry and a hub token": (
+        "private",
+        lambda s: s.template["imagePullSecrets"] and s.model.token_secret and s.api_key_secret,
+    ),
+    "a model on a claim": ("gemma-3-270m", lambda s: s.model.claim == "models"),
+}
+
+
+@pytest.mark.parametrize("what", SAMPLES)
+def test_there_is_a_sample_for(what):
+    name, shows = SAMPLES[what]
+    (document,) = load_documents((MANIFESTS / f"samples/{name}.yaml").read_text(), name)
+    assert shows(parse(document, name))
+
+
+def test_no_sample_is_left_out():
+    assert {f"{name}.yaml" for name, _ in SAMPLES.values()} == {p.name for p in (MANIFESTS / "samples").iterdir()}
+
+
 def test_the_operator_may_do_what_it_does_to_each_kind_and_no_more():
     rules = find("rbac.yaml", "ClusterRole", "pagetide-operator")["rules"]
     allowed = {(g, r): set(x["verbs"]) for x in rules for g in x["apiGroups"] for r in x["resources"]}
     for kind in (*CHILDREN, *OPTIONAL):
         verbs = {"list"} | ({"watch"} if kind.is_watched else set())
-        if kind.name != "Pod":
-            verbs |= {"get", "create", "patch", "delete"}
+        # Of a pod the operator changes annotations alone: who drains, and who is to go first.
+        verbs |= {"patch"} if kind.name == "Pod" else {"get", "create", "patch", "delete"}
         for group in {version.rpartition("/")[0] for version in kind.versions}:
             assert allowed.pop((group, kind.plural)) == verbs, kind.name
     assert allowed == {

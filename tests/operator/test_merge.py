@@ -24,6 +24,18 @@ from pagetide_operator.merge import merged
             id="a value from elsewhere takes the place of a plain one",
         ),
         pytest.param(
+            {"env": [{"name": "A", "value": "1"}, {"name": "B", "value": "1"}]},
+            {"env": [{"name": "A", "$patch": "delete"}, {"name": "C", "$patch": "delete"}]},
+            {"env": [{"name": "B", "value": "1"}]},
+            id="an entry that is told to go",
+        ),
+        pytest.param(
+            {"securityContext": {"runAsUser": 1, "runAsNonRoot": True}},
+            {"securityContext": {"$patch": "replace", "runAsUser": 2}},
+            {"securityContext": {"runAsUser": 2}},
+            id="a map that is told to take the place of the base's",
+        ),
+        pytest.param(
             {"volumes": [{"name": "cache", "emptyDir": {}}]},
             {"volumes": [{"name": "cache", "hostPath": {"path": "/x"}}]},
             {"volumes": [{"name": "cache", "hostPath": {"path": "/x"}}]},

@@ -14,7 +14,8 @@ import pytest
 
 from pagetide_operator import act, process, reconcile
 from pagetide_operator.client import ApiError
-from pagetide_operator.process import Operator, OperatorError, Options
+from pagetide_operator.discovery import OperatorError
+from pagetide_operator.process import Operator, Options
 from pagetide_spec.errors import SettingError
 from pagetide_spec.names import API_VERSION, KIND, PLURAL
 
@@ -93,6 +94,20 @@ async def test_a_service_gets_children_and_a_status(server, run, service):
     assert found(server, "apps/v1/deployments")["spec"]["replicas"] == 1
     assert found(server, "v1/services")["metadata"]["ownerReferences"][0]["uid"] == "uid-1"
     assert found(server, "policy/v1/poddisruptionbudgets") is not None
+
+
+async def test_it_runs_as_a_user_without_a_name(server, run, service, monkeypatch):
+    """As images do: a number, and no line about it in /etc/passwd."""
+
+    def getuser():
+        raise KeyError("getpwuid(): uid not found: 10001")
+
+    monkeypatch.setattr("getpass.getuser", getuser)
+    server.objects[RESOURCES, "ns", "llm"] = service()
+    task = await run()
+    await until(lambda: reason(server) == "Starting")
+    await asyncio.sleep(0.5)  # time enough for kopf to end
+    assert not task.done()
 
 
 async def test_a_fault_of_ours_is_told_in_the_status_and_stops_no_other(server, run, service, monkeypatch):

@@ -5,6 +5,7 @@ import copy
 import pytest
 
 from pagetide_operator.plan import Apply, Delete, covers, plan, settlement
+from pagetide_spec.names import FIELD_MANAGER, LABEL_MANAGED_BY, LABEL_SERVICE
 
 
 def owner(uid="uid-1"):
@@ -14,6 +15,11 @@ def owner(uid="uid-1"):
 def wanted(name="llm", **spec):
     metadata = {"name": name, "annotations": {"stamp": "1"}, "ownerReferences": [owner()]}
     return {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec or {"ports": [{"port": 80}]}}
+
+
+def labelled(thing, service="llm"):
+    thing["metadata"]["labels"] = {LABEL_MANAGED_BY: FIELD_MANAGER, LABEL_SERVICE: service}
+    return thing
 
 
 def live(name="llm", owners=None, **more):
@@ -54,6 +60,24 @@ def live(name="llm", owners=None, **more):
             id="a child of an earlier service of this name makes room",
         ),
         pytest.param([wanted()], [live(owners=[{"kind": "Other", "uid": "x"}])], [], id="another's is not touched"),
+        pytest.param(
+            [labelled(wanted())],
+            [labelled(live(metadata={"ownerReferences": []}))],
+            [Apply(labelled(wanted()), is_new=False)],
+            id="a child that outlived its service is taken over by the next of that name",
+        ),
+        pytest.param(
+            [labelled(wanted())],
+            [labelled(live(owners=[{"kind": "Other", "uid": "x", "controller": True}]))],
+            [],
+            id="but not one that somebody else controls",
+        ),
+        pytest.param(
+            [labelled(wanted())],
+            [labelled(live(metadata={"ownerReferences": []}), "other")],
+            [],
+            id="nor one of another service",
+        ),
         pytest.param([], [{"kind": "Pod", "metadata": {"name": "p"}}], [], id="pods are not ours"),
     ],
 )

@@ -31,6 +31,18 @@ def pod(version, message=None, going=False):
     return {"metadata": metadata, "status": {"conditions": [waits] if message else []}}
 
 
+def restarted(thing):
+    """As `kubectl rollout restart` leaves a template, and the pods made from it."""
+    thing["metadata"]["annotations"] |= {"kubectl.kubernetes.io/restartedAt": SINCE}
+    return thing
+
+
+def restarting():
+    out = deployment()
+    restarted(out["spec"]["template"])
+    return out
+
+
 GPU = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu."
 OLD = pod("old")
 
@@ -40,6 +52,13 @@ OLD = pod("old")
     [
         pytest.param(None, [], 60, ASKED, id="nothing there yet"),
         pytest.param(deployment(), [OLD, pod("new", GPU)], 60, ONE_AT_A_TIME, id="the surge pod has no GPU"),
+        pytest.param(
+            restarting(),
+            [pod("new"), restarted(pod("new", GPU))],
+            60,
+            ONE_AT_A_TIME,
+            id="the same version, by kubectl rollout restart",
+        ),
         pytest.param(deployment(), [OLD, pod("new", GPU)], 5, ASKED, id="it has not waited long enough"),
         pytest.param(deployment(), [OLD, pod("new")], 60, ASKED, id="the surge pod found a GPU"),
         pytest.param(

@@ -3,7 +3,7 @@
 import pytest
 
 from pagetide_operator.failures import Failure
-from pagetide_operator.status import Children, changes, invalid_status, service_status
+from pagetide_operator.status import Children, Verdict, changes, invalid_status, service_status
 from pagetide_spec.errors import ResourceError
 from pagetide_spec.names import ANNOTATION_TEMPLATE_HASH
 from pagetide_spec.resource import parse
@@ -266,7 +266,7 @@ def test_an_invalid_resource_names_the_field_and_keeps_its_pods(service):
 def test_counts_selector_and_address(service):
     found = status_of(service(replicas=3), deployment(ready=2, replicas=3))
     assert (found["replicas"], found["readyReplicas"], found["desiredReplicas"]) == (3, 2, 3)
-    assert found["url"] == "http://llm.ns.svc.cluster.local"
+    assert found["url"] == "http://llm.ns.svc"
     assert "pagetide.dev/inferenceservice=llm" in found["selector"]
     assert found["observedGeneration"] == 2
 
@@ -288,8 +288,21 @@ def test_a_condition_keeps_its_time_until_its_status_changes(service):
 
 
 def test_conditions_of_others_stay(service):
-    other = {"type": "ScalingLimited", "status": "True", "reason": "x", "message": "", "lastTransitionTime": NOW}
+    other = {"type": "Audited", "status": "True", "reason": "x", "message": "", "lastTransitionTime": NOW}
     assert other in status_of(service(status={"conditions": [other]}))["conditions"]
+
+
+def test_the_autoscalers_conditions_stay_until_it_says_something_new(service):
+    told = [Verdict("ScalingActive", True, "Measured", "m"), Verdict("ScalingLimited", True, "MaxReplicas", "m")]
+    scaled = {"autoscaling": {"maxReplicas": 2}}
+    live = Children(deployment(), [])
+    before = service_status(parse(service(**scaled)), {}, live, 1, None, NOW, told)
+    reasons = {c["type"]: c["reason"] for c in before["conditions"]}
+    assert (reasons["ScalingActive"], reasons["ScalingLimited"]) == ("Measured", "MaxReplicas")
+    assert status_of(service(status=before, **scaled), deployment())["conditions"] == before["conditions"]
+    fixed = {c["type"]: c["reason"] for c in status_of(service(status=before), deployment())["conditions"]}
+    assert fixed["ScalingActive"] == "FixedReplicas"
+    assert "ScalingLimited" not in fixed
 
 
 def test_only_what_changed_is_written(service):

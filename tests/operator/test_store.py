@@ -1,7 +1,7 @@
 """What is known of the cluster, from events that come late, twice or not at all."""
 
 from pagetide_operator.store import Store
-from pagetide_spec.names import LABEL_SERVICE
+from pagetide_spec.names import LABEL_PREFETCH, LABEL_SERVICE
 
 KIND = "InferenceService"
 
@@ -102,3 +102,15 @@ def test_what_takes_much_memory_and_says_nothing_is_not_kept():
     store = Store()
     store.put(KIND, thing())
     assert "managedFields" not in store.resource(("ns", "llm"))["metadata"]
+
+
+def test_the_pod_that_fills_the_cache_is_kept_apart_from_replicas():
+    store = Store()
+    fetcher = thing("fetcher", label=None)
+    fetcher["metadata"]["labels"] = {LABEL_PREFETCH: "llm"}
+    assert store.put("Pod", fetcher) == {("ns", "llm")}
+    store.put("Pod", thing("replica"))
+    assert names(store) == {("Pod", "replica")}
+    assert [p["metadata"]["name"] for p in store.fetchers(("ns", "llm"))] == ["fetcher"]
+    store.remove("Pod", fetcher)
+    assert store.fetchers(("ns", "llm")) == []

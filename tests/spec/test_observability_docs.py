@@ -13,7 +13,7 @@ PATH = Path(__file__).parents[2] / "docs/observability.md"
 def test_the_generated_tables_are_the_codes():
     text = PATH.read_text("utf-8")
     assert renewed(text) == text, "run `make generate`"
-    for name in TABLES.keys() - {"settings"}:
+    for name in (n for n in TABLES if n.endswith("-metrics")):
         assert f"<!-- generated: {name} -->" in text
     for metric in [*SERVER_METRICS.values(), *GATEWAY_METRICS.values()]:
         assert f"`{metric.full_name}" in text

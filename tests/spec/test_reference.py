@@ -9,6 +9,8 @@ import pytest
 
 from pagetide_spec.config import EngineConfig, setting_of
 from pagetide_spec.reference import renewed
+from pagetide_spec.resource_table import spec_table
+from pagetide_spec.schema import spec_schema
 from pagetide_spec.settings_table import settings_table
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -17,10 +19,22 @@ ENGINE = [
 ]
 
 
-def test_the_page_is_what_the_code_generates():
-    written = (DOCS / "configuration.md").read_text("utf-8")
-    assert "<!-- generated: settings -->" in written
+@pytest.mark.parametrize(
+    ("page", "sections"), [("configuration.md", ["settings"]), ("resource.md", ["spec", "rules", "status"])]
+)
+def test_the_page_is_what_the_code_generates(page, sections):
+    written = (DOCS / page).read_text("utf-8")
+    assert [s for s in sections if f"<!-- generated: {s} -->" not in written] == []
     assert renewed(written) == written, "run `make generate`"
+
+
+def test_every_field_of_the_resource_has_one_row():
+    rows = [line for line in spec_table().splitlines() if line.startswith("| `")]
+    names = [row.split("`")[1] for row in rows]
+    assert len(set(names)) == len(names)
+    assert set(spec_schema()["properties"]) <= {n.split(".")[1] for n in names}
+    assert "spec.autoscaling.behavior.scaleDown.policies[].periodSeconds" in names
+    assert all(row.replace("\\|", "").count("|") == 5 for row in rows)
 
 
 def test_every_field_has_one_row():

@@ -19,10 +19,12 @@ from pagetide_gateway.app import Gateway
 from pagetide_gateway.listen import GatewayServer
 from pagetide_gateway.registry import Registry
 
+from ..autoscaling.windows import SCRAPE_S
 from .plan import EXIT_WRONG_SETTING
 from .process import last_line
+from .scaler import LocalScaler
 from .service import LocalService
-from .show import Progress, print_table
+from .show import Progress, Screen, print_table
 from .status import PATH_STATUS, ReplicaStatus, State, changes, describe, has_settled, is_hopeless, summary
 from .supervisor import ReplicaCommand, Slot, Supervisor
 
@@ -34,10 +36,18 @@ class Runner:
     """One run of `pagetide up` on a bound socket."""
 
     def __init__(
-        self, services: Sequence[LocalService], listener: socket.socket, logs: Path, command: ReplicaCommand
+        self,
+        services: Sequence[LocalService],
+        listener: socket.socket,
+        logs: Path,
+        command: ReplicaCommand,
+        max_replicas: int,
+        scrape_s: float = SCRAPE_S,
     ) -> None:
         registry = Registry()
         self._supervisor = Supervisor(services, registry, logs, command)
+        self._screen = Screen()
+        self._scaler = LocalScaler(self._supervisor, max_replicas, self._screen.say, scrape_s)
         gateway = Gateway(registry, extra_routes=[Route(PATH_STATUS, self._serve_status)])
         drain_s = max((s.drain_seconds for s in services), default=0.0)
         self._server = GatewayServer(gateway, drain_s=drain_s)
@@ -54,12 +64,15 @@ class Runner:
         self._take_signals()
         serving = asyncio.create_task(self._server.serve(sockets=[self._listener]))
         supervising = asyncio.create_task(self._supervisor.run())
+        scaling = asyncio.create_task(self._scaler.run())
         telling = asyncio.create_task(self._tell())
         ending = asyncio.create_task(self._ending.wait())
         try:
             await asyncio.wait({serving, supervising, telling, ending}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             ending.cancel()
+            scaling.cancel()
+            await asyncio.gather(scaling, return_exceptions=True)
             if not telling.done():
                 telling.cancel()
             self._server.stop()
@@ -96,11 +109,13 @@ class Runner:
         print_table(services)
         if not is_hopeless(services):
             print(f"listening on {url_of(self._listener)}", flush=True)
-        while not is_hopeless(services):
-            await asyncio.sleep(_LOOK_S)
-            before, services = services, self.status()
-            for line in changes(before, services):
-                print(line, flush=True)
+        with self._screen.live(any(s.autoscaling for s in self._supervisor.services.values())):
+            while not is_hopeless(services):
+                await asyncio.sleep(_LOOK_S)
+                before, services = services, self.status()
+                for line in changes(before, services):
+                    self._screen.say(line)
+                self._screen.update(services)
         print("pagetide up: no service can ever be ready", file=sys.stderr)
         return EXIT_WRONG_SETTING
 
@@ -108,7 +123,14 @@ class Runner:
         """Every service as `/status` tells it."""
         now = time.time()
         return [
-            describe(service, [self._replica_status(s) for s in self._supervisor.slots_of(service)], self._created, now)
+            describe(
+                service,
+                [self._replica_status(s) for s in self._supervisor.slots_of(service)],
+                len(self._supervisor.wanted(service)),
+                self._created,
+                now,
+                self._scaler.describe(service.name),
+            )
             for service in self._supervisor.services.values()
         ]
 
@@ -118,7 +140,7 @@ class Runner:
         message = last_line(slot.log) or "the process has started"
         if slot.broken or (slot.process is None and slot.failures):
             state, message = "broken" if slot.broken else "waiting", slot.reason
-        elif slot.is_stopping:
+        elif slot.is_stopping or slot.draining_at is not None:
             state, message = "draining", ""
         elif routed and routed.health.ready:
             state, message = "ready", ""

@@ -10,7 +10,7 @@ from typing import Any
 
 from pagetide_spec.errors import SettingError
 from pagetide_spec.flags import to_arguments
-from pagetide_spec.resource import InferenceService, ModelSource
+from pagetide_spec.resource import Autoscaling, InferenceService, ModelSource
 
 from ..pod import server_settings, shutdown_seconds
 
@@ -23,7 +23,9 @@ class LocalService:
         model_name: what clients give as `model`.
         uri: of the model, as in the resource.
         model: the server's MODEL argument.
-        replicas: how many, as `replicas_field` of the resource says.
+        replicas: how many at the begin, as `replicas_field` of the resource says.
+        autoscaling: how their number follows the load; None where it does not.
+        leave_seconds: how long one that leaves waits for its streams before it is told to end.
         settings: EngineConfig field names to values.
         environment: variables beside those of this process.
         notes: parts of the resource that have no effect here.
@@ -40,6 +42,8 @@ class LocalService:
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    autoscaling: Autoscaling | None = None
+    leave_seconds: float = 60.0
 
 
 def localize(service: InferenceService, volumes: Path) -> LocalService:
@@ -63,6 +67,8 @@ def localize(service: InferenceService, volumes: Path) -> LocalService:
         settings=server_settings(service),
         environment=environment,
         notes=tuple(_notes(service)) + left_out,
+        autoscaling=service.autoscaling,
+        leave_seconds=float(service.drain_seconds),
     )
 
 
@@ -113,7 +119,6 @@ def _environment(template: Mapping[str, Any]) -> tuple[dict[str, str], tuple[str
 
 def _notes(service: InferenceService) -> list[str]:
     present = {
-        "spec.autoscaling": service.autoscaling,
         "spec.apiKeySecretRef": service.api_key_secret,
         "spec.model.tokenSecretRef (set HF_TOKEN instead)": service.model.token_secret,
         "spec.resources": service.resources,

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
+from rich.live import Live
 from rich.logging import RichHandler
 from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
-from .status import COLUMNS, is_ready, row
+from .status import COLUMNS, SCALING_COLUMNS, is_ready, row, scaling_row
 
 _stderr = Console(stderr=True)
 # Without a terminal, a start that goes on is told this often.
@@ -23,17 +25,51 @@ _QUIET_S = 10.0
 
 def print_table(services: Sequence[Mapping[str, Any]]) -> None:
     """The services as a table on stdout; plain columns where it is no terminal."""
-    rows = [row(service) for service in services]
     if sys.stdout.isatty():
-        table = Table(box=None, pad_edge=False, header_style="bold")
-        for name in COLUMNS:
-            table.add_column(name.upper(), overflow="fold")
-        for cells, service in zip(rows, services, strict=True):
-            table.add_row(*cells, style=None if is_ready(service) else "yellow")
-        Console().print(table)
+        Console().print(_table(services))
     else:
-        print(plain_table(rows))
+        print(plain_table([row(service) for service in services]))
     sys.stdout.flush()
+
+
+def _table(services: Sequence[Mapping[str, Any]], more: Sequence[str] = ()) -> Table:
+    """A table for terminals; `more` are columns about scaling."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in (*COLUMNS, *more):
+        table.add_column(name.upper(), overflow="fold")
+    for service in services:
+        cells = (*row(service), *(scaling_row(service) if more else ()))
+        table.add_row(*map(Text, cells), style=None if is_ready(service) else "yellow")
+    return table
+
+
+class Screen:
+    """stdout while services run: on a terminal a table that stays true below the lines, elsewhere the lines alone."""
+
+    def __init__(self) -> None:
+        self._live: Live | None = None
+
+    @contextlib.contextmanager
+    def live(self, is_scaled: bool) -> Iterator[None]:
+        """Within this context the table is shown, if some service is scaled and this is a terminal."""
+        if not (is_scaled and sys.stdout.isatty()):
+            yield
+            return
+        with Live(console=Console(), auto_refresh=False) as self._live:
+            yield
+        self._live = None
+
+    def say(self, line: str) -> None:
+        """One line of news."""
+        if self._live is not None:
+            self._live.console.print(Text(line))
+        else:
+            print(line, flush=True)
+
+    def update(self, services: Sequence[Mapping[str, Any]]) -> None:
+        """Show the services as they are now."""
+        if self._live is not None:
+            self._live.update(_table(services, SCALING_COLUMNS), refresh=True)
 
 
 def plain_table(rows: Sequence[Sequence[str]]) -> str:

@@ -7,16 +7,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from pagetide_spec.crd import printer_columns
+from pagetide_spec.resource import Autoscaling
 
 from ..failures import Failure
-from ..status import readiness
+from ..status import ASLEEP, readiness
 from .service import LocalService
 
 PATH_STATUS = "/status"
 
 State = Literal["starting", "ready", "draining", "waiting", "broken"]
 
+_FINE = ("ready", "draining")
+
 # As `kubectl get` shows services.
+SCALING_COLUMNS = ("Running", "Waiting", "Asked", "Last change")
 COLUMNS = ("Name", *(column["name"] for column in printer_columns()))
 
 
@@ -33,10 +37,15 @@ class ReplicaStatus:
     log: str = ""
 
 
-def ready_condition(desired: int, replicas: Sequence[ReplicaStatus]) -> dict[str, str]:
+def ready_condition(
+    desired: int, replicas: Sequence[ReplicaStatus], scaling: Autoscaling | None = None
+) -> dict[str, str]:
     """The Ready condition, by the operator's rule; while replicas start, its message is what they last said."""
-    ready, late = sum(r.state == "ready" for r in replicas), [r for r in replicas if r.state != "ready"]
-    verdict = readiness(ready, desired, desired, _failure(late))
+    ready, late = sum(r.state == "ready" for r in replicas), [r for r in replicas if r.state not in _FINE]
+    enough = max(1, min(desired, scaling.min_replicas)) if scaling else desired
+    verdict = readiness(ready, desired, enough, _failure(late))
+    if scaling and not desired:
+        verdict = ASLEEP
     message = (_messages(late) if verdict.reason == "Starting" else "") or verdict.message
     return {"type": "Ready", "status": str(verdict.holds), "reason": verdict.reason, "message": message}
 
@@ -56,8 +65,19 @@ def _messages(replicas: Sequence[ReplicaStatus]) -> str:
     return "; ".join(f"{r.name}: {r.message or r.state}" for r in replicas)
 
 
-def describe(service: LocalService, replicas: Sequence[ReplicaStatus], created: float, now: float) -> dict[str, Any]:
-    """One service in `/status`: the names of the resource's own status where it has them. Times are Unix seconds."""
+def describe(
+    service: LocalService,
+    replicas: Sequence[ReplicaStatus],
+    desired: int,
+    created: float,
+    now: float,
+    scaling: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """One service in `/status`: the names of the resource's own status where it has them. Times are Unix seconds.
+
+    `scaling` is what its autoscaler adds: conditions, and `autoscaling`.
+    """
+    more = dict(scaling or {})
     return {
         "name": service.name,
         "namespace": service.namespace,
@@ -66,8 +86,9 @@ def describe(service: LocalService, replicas: Sequence[ReplicaStatus], created: 
         "ageSeconds": round(now - created, 1),
         "replicas": sum(r.pid is not None for r in replicas),
         "readyReplicas": sum(r.state == "ready" for r in replicas),
-        "desiredReplicas": service.replicas,
-        "conditions": [ready_condition(service.replicas, replicas)],
+        "desiredReplicas": desired,
+        "conditions": [ready_condition(desired, replicas, service.autoscaling), *more.pop("conditions", [])],
+        **more,
         "pods": [dataclasses.asdict(r) for r in replicas],
     }
 
@@ -125,6 +146,18 @@ def row(described: Mapping[str, Any]) -> tuple[str, ...]:
         ready["reason"],
         age(described["ageSeconds"]),
     )
+
+
+def scaling_row(described: Mapping[str, Any]) -> tuple[str, ...]:
+    """What a described service's autoscaler sees and did last, as SCALING_COLUMNS; empty cells where it has none."""
+    scaling = described.get("autoscaling")
+    if scaling is None:
+        return ("", "", "", "")
+    inputs = scaling["inputs"]
+    asks = " ".join(f"{signal} {count}" for signal, count in inputs.get("asks", {}).items() if count)
+    last = (scaling.get("decisions") or [None])[-1]
+    change = f"{last['from']} -> {last['to']} by {last['winner']} at {last['time'][11:19]} UTC" if last else ""
+    return (str(inputs.get("running", "-")), str(inputs.get("waiting", "-")), asks, change)
 
 
 def age(seconds: float) -> str:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import itertools
 import logging
 import time
 from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
 from typing import Any
 
-from pagetide_gateway.registry import Registry
+from pagetide_gateway.registry import Registry, Wake
 from pagetide_gateway.registry import Replica as RoutedReplica
 
 from . import process as os_process
@@ -32,7 +33,8 @@ KILL_MARGIN_S = 5.0
 
 @dataclasses.dataclass
 class Slot:
-    """One replica over all its lives. `reason` tells why the last one ended."""
+    """One replica over all its lives. `reason` tells why the last one ended; `ready_at`, `draining_at`: since when this
+    one answers, and gets nothing new (seconds since the epoch)."""
 
     service: LocalService
     name: str
@@ -47,6 +49,8 @@ class Slot:
     restarts: int = 0
     restart_at: float = 0.0
     reason: str = ""
+    ready_at: float | None = None
+    draining_at: float | None = None
 
     @property
     def url(self) -> str:
@@ -86,12 +90,46 @@ class Supervisor:
         self._is_closing = False
         self._passing = asyncio.Lock()
         self._watchers: set[asyncio.Task[None]] = set()
+        self._wanted = {s.name: [f"{s.name}-{i}" for i in range(s.replicas)] for s in self.services.values()}
+        self._wakers: dict[str, Wake] = {}
         for service in self.services.values():
-            registry.put(service.model_name, {})
+            self._route(service)
 
     def slots_of(self, service: LocalService) -> list[Slot]:
         """The replicas of one service."""
         return [slot for slot in self.slots.values() if slot.service.name == service.name]
+
+    def wanted(self, service: LocalService) -> list[str]:
+        """Names of the replicas that there should be."""
+        return self._wanted[service.name]
+
+    def count_wanted(self) -> int:
+        """Replicas that there should be, of all services."""
+        return sum(map(len, self._wanted.values()))
+
+    def set_waker(self, service: LocalService, wake: Wake) -> None:
+        """Requests for a service without a ready replica are held from now on; `wake` is called where it has none."""
+        self._wakers[service.name] = wake
+        self._route(service)
+
+    def grow(self, service: LocalService, count: int) -> None:
+        """Want `count` replicas more."""
+        wanted = self._wanted[service.name]
+        taken = {*wanted, *self.slots}
+        free = (name for i in itertools.count() if (name := f"{service.name}-{i}") not in taken)
+        wanted += list(itertools.islice(free, count))
+        self._changed.set()
+
+    def remove(self, service: LocalService, name: str) -> None:
+        """Do not want this replica any more: it is told to end."""
+        self._wanted[service.name].remove(name)
+        self._changed.set()
+
+    def set_draining(self, slot: Slot, since: float | None) -> None:
+        """Send a replica nothing new, or (None) send it requests again."""
+        slot.draining_at = since
+        if routed := self.routed(slot):
+            routed.draining = since is not None
 
     def routed(self, slot: Slot) -> RoutedReplica | None:
         """The gateway's view of a replica that runs."""
@@ -111,8 +149,12 @@ class Supervisor:
         """One pass."""
         for slot in self.slots.values():
             routed = self.routed(slot)
-            slot.was_ready = slot.was_ready or (routed is not None and routed.health.ready)
-        desired = {f"{s.name}-{i}": s for s in self.services.values() for i in range(s.replicas)}
+            is_ready = routed is not None and routed.health.ready
+            slot.was_ready = slot.was_ready or is_ready
+            slot.ready_at = (slot.ready_at or time.time()) if is_ready else None
+        desired = {name: s for s in self.services.values() for name in self._wanted[s.name]}
+        # One that failed and is not wanted any more has no process whose end would be its own.
+        self.slots = {n: s for n, s in self.slots.items() if n in desired or s.process or s.is_stopping}
         for action in plan(list(desired), [slot.seen() for slot in self.slots.values()], time.monotonic()):
             if action.do == "stop":
                 self._watch(self._stop(self.slots[action.name]))
@@ -128,6 +170,7 @@ class Supervisor:
 
     async def _start(self, slot: Slot) -> None:
         slot.started, slot.was_ready, slot.is_stopping = time.monotonic(), False, False
+        slot.ready_at = slot.draining_at = None
         try:
             slot.port = os_process.free_port({s.port for s in self.slots.values()})
             command = self._command(slot.service, slot.port)
@@ -181,7 +224,8 @@ class Supervisor:
     def _route(self, service: LocalService) -> None:
         """Tell the gateway which replicas there are."""
         running = [slot for slot in self.slots_of(service) if slot.process]
-        self._registry.put(service.model_name, {slot.name: slot.url for slot in running})
+        replicas = {slot.name: slot.url for slot in running}
+        self._registry.put(service.model_name, replicas, wake=self._wakers.get(service.name))
 
     async def _stop(self, slot: Slot) -> None:
         if slot.is_stopping:

@@ -16,6 +16,7 @@ from pagetide_spec.names import GATEWAY_PORT
 from pagetide_spec.resource import load_documents, parse
 from pagetide_spec.web import check_port, listen
 
+from ..autoscaling.windows import SCRAPE_S
 from .query import fetch_status
 from .service import LocalService, localize, replica_command
 from .show import log_handler, print_table
@@ -24,7 +25,7 @@ from .supervisor import ReplicaCommand
 STATE_FOLDER = Path(".pagetide")
 
 
-def main(argv: Sequence[str], command: ReplicaCommand = replica_command) -> int:
+def main(argv: Sequence[str], command: ReplicaCommand = replica_command, scrape_s: float = SCRAPE_S) -> int:
     """Run until Ctrl-C or SIGTERM; 0 after a clean end, 2 for bad input or when no service can ever be ready."""
     parser = _parser()
     args = parser.parse_args(argv)
@@ -50,7 +51,7 @@ def main(argv: Sequence[str], command: ReplicaCommand = replica_command) -> int:
     from .runner import Runner
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(Runner(services, listener, args.logs, command).run())
+        return runner.run(Runner(services, listener, args.logs, command, args.max_replicas, scrape_s).run())
 
 
 def load(files: Sequence[Path], volumes: Path, max_replicas: int) -> list[LocalService]:
@@ -129,7 +130,7 @@ def _parser() -> Parser:
         help="replicas' logs (default: %(default)s)",
     )
     parser.add_argument(
-        "--max-replicas", type=int, default=8, metavar="N", help="refuse to run more than this (default: %(default)s)"
+        "--max-replicas", type=int, default=8, metavar="N", help="never run more than this (default: %(default)s)"
     )
     parser.add_argument("--status", action="store_true", help="print the table of the `up` that runs on --port")
     parser.add_argument("--log-level", choices=["debug", "info", "warning", "error"], default="warning")

@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,11 @@ from rich.console import Console
 from rich.table import Table
 
 from pagetide_spec.command_line import Parser
-from pagetide_spec.errors import SettingError
+from pagetide_spec.errors import PagetideError, SettingError
 from pagetide_spec.traces import read
 
+from . import scaling_command
+from .numbers import above_zero
 from .routing import Fleet, compare
 
 
@@ -25,22 +26,22 @@ def main(argv: Sequence[str]) -> int:
     """Replay a trace and print the figures; 2 for a wrong call."""
     parser = _parser()
     args = parser.parse_args(argv)
-    if not args.routing:
-        parser.error("give --routing")
+    if args.routing == (args.service is not None):
+        parser.error("give either --routing or a service's FILE")
     try:
-        figures = compare(read(args.trace), _fleet(args))
+        found = compare(read(args.trace), _fleet(args)) if args.routing else scaling_command.run(args)
         if args.json:
-            _write_json(figures, args.json)
-        else:
-            _print_routing(figures)
-    except SettingError as error:
+            _write_json(found, args.json)
+        if args.json != "-":
+            (_print_routing if args.routing else scaling_command.print_table)(found)
+    except PagetideError as error:
         print(f"pagetide simulate: {error}", file=sys.stderr)
         return 2
     return 0
 
 
 def _fleet(args: argparse.Namespace) -> Fleet:
-    return Fleet(args.replicas, args.cache_blocks, args.prefill_rate, args.decode_ms / 1000)
+    return Fleet(args.replicas, args.cache_blocks, args.prefill_rate or Fleet.prefill_rate, args.decode_ms / 1000)
 
 
 def _write_json(figures: Mapping[str, Any], target: str) -> None:
@@ -64,31 +65,20 @@ def _print_routing(figures: Mapping[str, Any]) -> None:
     Console().print(table)
 
 
-def _above_zero(kind: Callable[[str], float]) -> Callable[[str], float]:
-    def parse(text: str) -> float:
-        value = kind(text)
-        if not 0 < value < math.inf:
-            raise argparse.ArgumentTypeError(f"{text!r}: must be above 0")
-        return value
-
-    parse.__name__ = kind.__name__
-    return parse
-
-
 def _parser() -> Parser:
     parser = Parser("pagetide simulate", description="Replay a trace of requests against a model of the servers.")
     fleet = {field.name: field.default for field in dataclasses.fields(Fleet)}
     parser.add_argument("--trace", required=True, metavar="FILE", help="JSON lines (Mooncake) or CSV (Azure)")
     parser.add_argument("--json", metavar="FILE", help="write the figures as JSON; - is standard output")
-    group = parser.add_argument_group("the router alone, over a fixed fleet")
+    scaling_command.add_flags(parser)
+    group = parser.add_argument_group("the router alone, over a fixed fleet (--prefill-rate as well)")
     group.add_argument("--routing", action="store_true", help="replay only the router")
     for flag, kind, default, text in (
         ("--replicas", int, fleet["replicas"], "number of replicas"),
         ("--cache-blocks", int, fleet["cache_blocks"], "blocks of the trace that a replica's prefix cache holds"),
-        ("--prefill-rate", float, fleet["prefill_rate"], "tokens a second that a replica prefills"),
         ("--decode-ms", float, 20.0, "milliseconds for each generated token"),
     ):
         group.add_argument(
-            flag, type=_above_zero(kind), default=default, metavar="N", help=f"{text} (default: %(default)s)"
+            flag, type=above_zero(kind), default=default, metavar="N", help=f"{text} (default: %(default)s)"
         )
     return parser

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Protocol, TypeVar
 
 from fastapi import Request
@@ -14,12 +14,14 @@ from pagetide_spec.names import HEADER_REQUEST_ID
 from ..process.client import Prompt
 from ..text.answer import Delta
 from ..text.tokenizer import Tokenizer
+from ..wire.messages import SequenceOutput
 from .context import Context, context_of
 from .decoding import parse
 from .generation import Generation, generating
 from .prompts import Prompter
 from .protocol import SamplingFields
-from .streaming import WatchedResponse, event, send_events, send_json
+from .short_way import ShortWay
+from .streaming import WatchedResponse, event, send_events, send_json, short_way
 from .usage import UsageWriter, note
 from .validation import check_stream_options
 
@@ -70,7 +72,7 @@ async def _run(context: Context, request: Request, job: Job, arrival: float, sen
     with generating(context.engine, job.tokenizer, context.metrics, job.prompts, arrival, name) as generation:
         try:
             if job.body.stream:
-                await send_events(send, _events(job, generation))
+                await send_events(send, _Events(job, generation), short_way(request.scope))
             else:
                 whole = job.whole(await generation.finish(), generation)
                 whole.usage = UsageWriter(None, generation).final()
@@ -79,14 +81,45 @@ async def _run(context: Context, request: Request, job: Job, arrival: float, sen
             note(request, generation, job.model, job.id)
 
 
-async def _events(job: Job, generation: Generation) -> AsyncGenerator[bytes, None]:
-    usage = UsageWriter(job.body.stream_options, generation)
-    while deltas := await generation.next():
-        if chunks := job.chunks(deltas, generation):
-            for chunk in chunks:
-                chunk.usage = usage.running()
-            yield b"".join(map(event, chunks))
-    if usage.wanted:
-        chunk = job.chunk([])
-        chunk.usage = usage.final()
-        yield event(chunk)
+class _Events:
+    """The events of a stream."""
+
+    def __init__(self, job: Job, generation: Generation) -> None:
+        self._job, self._generation = job, generation
+        self._usage = UsageWriter(job.body.stream_options, generation)
+        self._ended = False
+
+    async def next(self) -> bytes:
+        """What the next deltas make; nothing at the end.
+
+        Raises:
+            ApiError, EngineDead: as `Generation.next`.
+        """
+        while deltas := await self._generation.next():
+            if part := self._part(deltas):
+                return part
+        if self._ended or not self._usage.wanted:
+            return b""
+        self._ended = True
+        chunk = self._job.chunk([])
+        chunk.usage = self._usage.final()
+        return event(chunk)
+
+    def hurry(self, way: ShortWay) -> None:
+        """Write the events of plain tokens as they come; ends and errors go through `next`."""
+
+        def tap(output: SequenceOutput) -> bool:
+            if output.finish_reason is not None or not way.is_free():
+                return False
+            delta = self._generation.absorb_plain(output)
+            if delta is not None and (part := self._part([delta])):
+                way.write(part)
+            return True
+
+        self._generation.tap(tap)
+
+    def _part(self, deltas: list[Delta]) -> bytes:
+        chunks = self._job.chunks(deltas, self._generation)
+        for chunk in chunks:
+            chunk.usage = self._usage.running()
+        return b"".join(map(event, chunks))

@@ -23,7 +23,7 @@ BODIES: list[Any] = [CompletionRequest, ChatRequest, TokenizeRequest, Detokenize
 
 def create_app(context: Context, keys: list[str]) -> ASGIApp:
     """The application; `keys` are those of which a client must bring one, none meaning open to all."""
-    app = FastAPI(title="Pagetide", version=context.version, docs_url=None, redoc_url=None)
+    app = FastAPI(title="Pagetide", version=context.version, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.context = context
     for part in (completions, chat, models, tokenize, health):
         app.include_router(part.router)

@@ -20,7 +20,7 @@ from .prompts import Prompter, PromptText
 from .protocol import CompletionRequest
 from .replies import Completion, TextChoice
 from .streaming import WatchedResponse
-from .validation import DEFAULT_MAX_TOKENS, answer_length, check_answers, sampling_params, with_length
+from .validation import DEFAULT_MAX_TOKENS, answer_length, check_answers, least_room, sampling_params, with_length
 
 router = APIRouter()
 
@@ -98,7 +98,8 @@ async def _prepare(context: Context, prompter: Prompter, body: CompletionRequest
         raise invalid("max_tokens: 0: must be at least 1, but for echo", "max_tokens")
     params = sampling_params(body, context.limits)
     special = body.add_special_tokens is not False
-    texts = await prompter.completion_prompts(body.prompt, special, body.truncate_prompt_tokens)
+    room = least_room(body.max_tokens)
+    texts = await prompter.completion_prompts(body.prompt, special, body.truncate_prompt_tokens, room)
     check_answers(len(texts), params)
     bad_words = await prompter.bad_word_ids(params.bad_words)
     prompts = []

@@ -1,11 +1,24 @@
-"""Connections that do not wait for ever: a client gets a limited time to send a request's head."""
+"""Connections: what uvicorn's HTTP protocol does not do by itself.
+
+A client gets a limited time to send a request's head, may offer to change the protocol, gets error objects for what is
+no HTTP, and a stream gets a short way to its socket.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import uuid
 from typing import Any
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from pagetide_spec.names import HEADER_REQUEST_ID
+
+from .errors import invalid
+from .short_way import SHORT_WAY, Outgoing, ShortWay
+
+_FRAMING = (b"content-length", b"transfer-encoding")
 
 
 class TimedProtocol(HttpToolsProtocol):
@@ -15,12 +28,13 @@ class TimedProtocol(HttpToolsProtocol):
     """
 
     head_timeout_s = 30.0
+    outgoing = Outgoing()
     _head_timer: asyncio.TimerHandle | None = None
 
     @classmethod
     def with_timeout(cls, seconds: float) -> type[TimedProtocol]:
         """The protocol with another limit."""
-        return type(cls.__name__, (cls,), {"head_timeout_s": seconds})
+        return type(cls.__name__, (cls,), {"head_timeout_s": seconds, "outgoing": Outgoing()})
 
     def connection_made(self, transport: Any) -> None:
         """A client connected."""
@@ -36,12 +50,50 @@ class TimedProtocol(HttpToolsProtocol):
         """Bytes came; the first ones of a later request start its time."""
         if self._head_timer is None and (self.cycle is None or self.cycle.response_complete):
             self._start_timer()
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        try:
+            while data:
+                data = self._feed(data)
+        except httptools.HttpParserError:
+            self.send_400_response("the request is no valid HTTP")
 
     def on_headers_complete(self) -> None:
         """A request's head is complete."""
         self._stop_timer()
         super().on_headers_complete()
+        if self.cycle is not None:
+            # ASGI's types know no extension of a server's own.
+            extensions: Any = {SHORT_WAY: ShortWay(self.cycle, self.outgoing)}
+            self.cycle.scope["extensions"] = extensions
+
+    def on_message_complete(self) -> None:
+        """A request is complete, unless it offers to change the protocol: then its body is still to be read."""
+        if not self.parser.should_upgrade():
+            super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no HTTP, with an error object unless that would land inside another answer, and hang up."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.transport.close()
+            return
+        response = invalid(msg).response({"connection": "close", HEADER_REQUEST_ID: uuid.uuid4().hex})
+        head = b"".join(b"%b: %b\r\n" % header for header in response.raw_headers)
+        self.transport.write(b"HTTP/1.1 400 Bad Request\r\n%b\r\n%b" % (head, bytes(response.body)))
+        self.transport.close()
+
+    def _feed(self, data: bytes) -> bytes:
+        """Have the parser read; what it leaves behind the head of a request that offers to change the protocol.
+
+        No other protocol is spoken here, so the offer is passed over (RFC 9110, 7.8), as Java's client needs it, which
+        offers HTTP/2 with its first request. The parser takes such a request to end with its head.
+        """
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self.parser = httptools.HttpRequestParser(_Resumed(self))
+            framing = [b"%b: %b\r\n" % header for header in self.headers if header[0] in _FRAMING]
+            return b"POST / HTTP/1.1\r\n%b\r\n%b" % (b"".join(framing), data[upgrade.args[0] :])
+        return b""
 
     def _start_timer(self) -> None:
         self._head_timer = self.loop.call_later(self.head_timeout_s, self._time_out)
@@ -55,3 +107,28 @@ class TimedProtocol(HttpToolsProtocol):
         self._head_timer = None
         if not self.transport.is_closing():
             self.transport.close()
+
+
+class _Resumed:
+    """What a parser calls that starts behind the head of a request: for that one, only of its body is told."""
+
+    def __init__(self, protocol: TimedProtocol) -> None:
+        self._protocol, self._in_head = protocol, True
+        self.on_body, self.on_message_complete = protocol.on_body, protocol.on_message_complete
+
+    def on_message_begin(self) -> None:
+        if not self._in_head:
+            self._protocol.on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        if not self._in_head:
+            self._protocol.on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._in_head:
+            self._protocol.on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        if not self._in_head:
+            self._protocol.on_headers_complete()
+        self._in_head = False

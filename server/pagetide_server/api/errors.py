@@ -47,12 +47,12 @@ class ApiError(Exception):
         message: str,
         *,
         param: str | None = None,
-        code: str | int | None = None,
+        code: str | None = None,
         retry_after: float | None = None,
     ) -> None:
         super().__init__(message)
-        self.status, self.message, self.param = status, message, param
-        self.code = code if code is not None else status
+        # Text or null: clients of typed languages take no number for `code`.
+        self.status, self.message, self.param, self.code = status, message, param, code
         self.headers: dict[str, str] = {}
         if retry_after is not None:
             seconds = min(max(math.ceil(retry_after), RETRY_AFTER_SECONDS), MAX_RETRY_AFTER_SECONDS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from ..process.client import EngineClient, Prompt
 from ..process.mailbox import Mailbox
@@ -19,7 +19,7 @@ from .metrics import ServerMetrics
 from .record import Record
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(slots=True)
 class Run:
     """One prompt and its answers."""
 
@@ -80,6 +80,8 @@ class Generation:
         runs: the prompts with their answers.
     """
 
+    __slots__ = ("_box", "_by_id", "_engine", "_metrics", "_open", "runs")
+
     def __init__(self, engine: EngineClient, metrics: ServerMetrics, box: Mailbox, runs: list[Run]) -> None:
         self._engine, self._metrics, self._box = engine, metrics, box
         self.runs = runs
@@ -95,14 +97,27 @@ class Generation:
         """
         deltas: list[Delta] = []
         while self._open and not deltas:
-            outputs = await self._box.take()
-            now = time.monotonic()
-            if errors := [output for output in outputs if self._matters(output)]:
-                raise self._failed(errors)
-            for output in outputs:
-                if (delta := self._take(output, now)) is not None:
-                    deltas.append(delta)
+            deltas = self.absorb(await self._box.take())
         return deltas
+
+    def absorb(self, outputs: Sequence[SequenceOutput]) -> list[Delta]:
+        """The deltas that outputs make, which may be none.
+
+        Raises:
+            ApiError: the engine refused a prompt, or failed on it.
+        """
+        now = time.monotonic()
+        if errors := [o for o in outputs if o.finish_reason == "error" and self._matters(o)]:
+            raise self._failed(errors)
+        return [delta for output in outputs if (delta := self._take(output, now)) is not None]
+
+    def absorb_plain(self, output: SequenceOutput) -> Delta | None:
+        """The delta of one output that is neither an end nor an error."""
+        return self._take(output, time.monotonic())
+
+    def tap(self, tap: Callable[[SequenceOutput], bool]) -> None:
+        """Have `tap` see the outputs that come while `next` waits; what it takes does not reach `next`."""
+        self._box.tap = tap
 
     async def finish(self) -> list[Delta]:
         """Everything at once: one delta for each answer, in the order of their indexes."""
@@ -132,9 +147,8 @@ class Generation:
     # ---- outputs
 
     def _matters(self, output: SequenceOutput) -> bool:
-        """Whether it is an error, and not of an answer that a stop string has ended already."""
-        is_error = output.finish_reason == "error"
-        return is_error and self._by_id[output.request_id].answers[output.index].finish_reason is None
+        """Whether an error is not of an answer that a stop string has ended already."""
+        return self._by_id[output.request_id].answers[output.index].finish_reason is None
 
     def _take(self, output: SequenceOutput, now: float) -> Delta | None:
         run = self._by_id[output.request_id]
@@ -154,6 +168,8 @@ class Generation:
         if not run.is_open:
             self._open.discard(output.request_id)
             self._engine.ended(output.request_id)
+            # The end may have been found behind the back of a reader that waits.
+            self._box.wake()
             run.record.finish(run.answers[0].finish_reason or "stop")
 
     def _failed(self, errors: list[SequenceOutput]) -> ApiError:

@@ -17,6 +17,7 @@ router = APIRouter(default_response_class=PlainTextResponse, responses=_UNHEALTH
 OPEN_PATHS = frozenset({PATH_LIVE, PATH_READY, PATH_HEALTH, PATH_METRICS})
 
 
+@router.head(PATH_LIVE, include_in_schema=False)
 @router.get(PATH_LIVE)
 async def live(request: Request) -> Response:
     """200 unless a restart is the only cure. Loading and draining are alive."""
@@ -25,18 +26,21 @@ async def live(request: Request) -> Response:
     return _answer(engine.why_unhealthy())
 
 
+@router.head(PATH_READY, include_in_schema=False)
 @router.get(PATH_READY)
 async def ready(request: Request) -> Response:
     """200 while requests are taken."""
     return _answer(context_of(request).why_unready())
 
 
+@router.head(PATH_HEALTH, include_in_schema=False)
 @router.get(PATH_HEALTH)
 async def health(request: Request) -> Response:
     """The same as /readyz, under the name that vLLM's users know."""
     return _answer(context_of(request).why_unready())
 
 
+@router.head(PATH_METRICS, include_in_schema=False)
 @router.get(PATH_METRICS)
 async def metrics(request: Request) -> Response:
     """Prometheus' text format."""

@@ -42,20 +42,23 @@ class Prompter:
         """Let the thread end."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    async def completion_prompts(self, prompt: Any, special: bool, keep: int | None = None) -> list[PromptText]:
+    async def completion_prompts(
+        self, prompt: Any, special: bool, keep: int | None = None, room: int = 1
+    ) -> list[PromptText]:
         """The prompts of a completion request: one text, one list of ids, or a list of either.
 
-        `keep`: cut each prompt to its last tokens.
+        `keep`: cut each prompt to its last tokens. `room`: tokens of the window that it must leave.
 
         Raises:
             ApiError: 400; wrong form, empty, unknown ids, or too long for the window.
         """
         given = _separate(prompt)
-        encoded = iter(await self.encode([one for one in given if isinstance(one, str)], special, keep is None))
+        texts = [one for one in given if isinstance(one, str)]
+        encoded = iter(await self.encode(texts, special, None if keep else room))
         found = []
         for one in given:
             text, ids = (one, next(encoded)) if isinstance(one, str) else (None, one)
-            found.append(PromptText(self._checked(ids, keep), text))
+            found.append(PromptText(self._checked(ids, keep, room), text))
         return found
 
     async def chat_prompt(self, request: ChatRequest | TokenizeRequest, special: bool) -> PromptText:
@@ -66,7 +69,7 @@ class Prompter:
         """
         text = await self.render(request)
         keep = getattr(request, "truncate_prompt_tokens", None)
-        (ids,) = await self.encode([text], special, keep is None)
+        (ids,) = await self.encode([text], special, None if keep else 1)
         return PromptText(self._checked(ids, keep), text)
 
     async def render(self, request: ChatRequest | TokenizeRequest) -> str:
@@ -98,15 +101,16 @@ class Prompter:
             variables=request.chat_template_kwargs,
         )
 
-    async def encode(self, texts: list[str], special: bool, bounded: bool = True) -> list[list[int]]:
+    async def encode(self, texts: list[str], special: bool, room: int | None = 1) -> list[list[int]]:
         """Token ids of each text.
 
         Raises:
-            ApiError: 400; `bounded`, and a text is so long that no tokenization of it can fit into the window.
+            ApiError: 400; a text is so long that no tokenization of it can leave `room` in the window (None: as long
+                as it likes).
         """
-        if bounded:
+        if room is not None:
             for text in texts:
-                check_prompt_length(len(text) // self._longest_token, self.limits, at_least=True)
+                check_prompt_length(len(text) // self._longest_token, self.limits, room, at_least=True)
         if len(texts) == 1 and len(texts[0]) <= INLINE_CHARACTERS:
             return [self.tokenizer.encode(texts[0], special)]
         return await self._off_loop(sum(map(len, texts)), self.tokenizer.encode_batch, texts, special)
@@ -124,11 +128,11 @@ class Prompter:
             return work(*arguments)
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
 
-    def _checked(self, ids: list[int], keep: int | None) -> list[int]:
+    def _checked(self, ids: list[int], keep: int | None, room: int = 1) -> list[int]:
         ids = ids if keep is None else ids[-keep:]
         if not ids:
             raise invalid("prompt: is empty; it needs at least one token", "prompt", "empty_prompt")
-        check_prompt_length(len(ids), self.limits)
+        check_prompt_length(len(ids), self.limits, room)
         check_token_ids("prompt", ids, self.limits)
         return ids
 

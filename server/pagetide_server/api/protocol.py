@@ -1,4 +1,4 @@
-"""Request bodies of the HTTP API. A field's type and limits stand here once: for decoding and for the OpenAPI document.
+"""Request bodies of the HTTP API: a field's type and limits, for decoding and for the OpenAPI document.
 
 Unknown fields are refused. Null means the same as leaving a field out.
 """
@@ -10,14 +10,18 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-MAX_LOGPROBS = 20
+from ..wire.checks import RANGES
+
+
+def _within(name: str) -> Meta:
+    """The limits of a parameter."""
+    low, high, above = RANGES[name]
+    return Meta(gt=low, le=high) if above else Meta(ge=low, le=high)
+
 
 Count = Annotated[int, Meta(ge=1)]
 Natural = Annotated[int, Meta(ge=0)]
-Penalty = Annotated[float, Meta(ge=-2, le=2)]
-Probability = Annotated[float, Meta(ge=0, le=1)]
-LogprobCount = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
-Bias = Annotated[float, Meta(ge=-100, le=100)]
+Bias = Annotated[float, _within("logit_bias")]
 Text = Annotated[str, Meta(max_length=4096)]
 # Fit for a header.
 RequestId = Annotated[str, Meta(pattern="^[!-~]{1,128}$")]
@@ -55,14 +59,14 @@ class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: Count | None = None
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
-    min_p: Probability | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
-    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    temperature: Annotated[float, _within("temperature")] | None = None
+    top_p: Annotated[float, _within("top_p")] | None = None
+    top_k: Annotated[int, _within("top_k")] | None = None
+    min_p: Annotated[float, _within("min_p")] | None = None
+    presence_penalty: Annotated[float, _within("presence_penalty")] | None = None
+    frequency_penalty: Annotated[float, _within("frequency_penalty")] | None = None
+    repetition_penalty: Annotated[float, _within("repetition_penalty")] | None = None
+    seed: Annotated[int, _within("seed")] | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
@@ -70,7 +74,7 @@ class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     min_tokens: Natural | None = None
     logit_bias: dict[str, Bias] | None = None
     allowed_token_ids: list[int] | None = None
-    prompt_logprobs: LogprobCount | None = None
+    prompt_logprobs: Annotated[int, _within("prompt_logprobs")] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
@@ -104,7 +108,7 @@ class CompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True
     max_tokens: Natural | None = None
     best_of: Count | None = None
     echo: bool | None = None
-    logprobs: LogprobCount | None = None
+    logprobs: Annotated[int, _within("logprobs")] | None = None
     suffix: str | None = None
 
 
@@ -116,7 +120,7 @@ class ChatRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     max_completion_tokens: Count | None = None
     best_of: Count | None = None
     logprobs: bool | None = None
-    top_logprobs: LogprobCount | None = None
+    top_logprobs: Annotated[int, _within("logprobs")] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None

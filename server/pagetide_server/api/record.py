@@ -19,6 +19,11 @@ class Record:
         reason: why it ended; empty before.
     """
 
+    __slots__ = (
+        "_metrics", "arrival", "cached_tokens", "ended_at", "first_at", "generated", "prompt_tokens", "reason",
+        "scheduled", "submitted",
+    )  # fmt: skip
+
     def __init__(self, metrics: ServerMetrics, arrival: float, submitted: float, prompt_tokens: int) -> None:
         self._metrics = metrics
         self.arrival, self.submitted, self.prompt_tokens = arrival, submitted, prompt_tokens

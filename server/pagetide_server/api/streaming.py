@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
+from typing import Protocol
 
 import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from .errors import translate
+from .short_way import SHORT_WAY, ShortWay
 
 DONE = b"data: [DONE]\n\n"
 encode = msgspec.json.Encoder().encode
@@ -62,22 +63,50 @@ async def send_json(send: Send, message: object) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-async def send_events(send: Send, parts: AsyncGenerator[bytes, None]) -> None:
+class Events(Protocol):
+    """The events of a stream."""
+
+    async def next(self) -> bytes:
+        """What comes next; nothing at the end."""
+
+    def hurry(self, way: ShortWay) -> None:
+        """From now on events may be written as they come, while a call of `next` waits for them."""
+
+
+async def send_events(send: Send, events: Events, way: ShortWay | None = None) -> None:
     """Send a stream of events, closed by [DONE].
 
     The head is sent with the first part, so that an error before it is still raised. A later one becomes an event.
     """
-    async with contextlib.aclosing(parts):
-        first = await anext(parts)
-        await send({"type": "http.response.start", "status": 200, "headers": _EVENT_HEADERS})
-        await send({"type": "http.response.body", "body": first, "more_body": True})
-        tail = DONE
-        try:
-            async for part in parts:
-                await send({"type": "http.response.body", "body": part, "more_body": True})
-        except Exception as error:  # noqa: BLE001 - whatever it is, the client must hear of it
-            tail = event(translate(error).body()) + DONE
-        await send({"type": "http.response.body", "body": tail})
+    part = await events.next()
+    await send({"type": "http.response.start", "status": 200, "headers": _EVENT_HEADERS})
+    if way is not None:
+        events.hurry(way)
+    tail = DONE
+    try:
+        while part:
+            await _send_part(send, part, way)
+            part = await events.next()
+    except Exception as error:  # noqa: BLE001 - whatever it is, the client must hear of it
+        tail = event(translate(error).body()) + DONE
+    if way is not None:
+        way.flush()
+    await send({"type": "http.response.body", "body": tail})
+
+
+async def _send_part(send: Send, part: bytes, way: ShortWay | None) -> None:
+    if way is not None and way.is_free():
+        way.write(part)
+        return
+    if way is not None:
+        way.flush()
+    await send({"type": "http.response.body", "body": part, "more_body": True})
+
+
+def short_way(scope: Scope) -> ShortWay | None:
+    """The short way to a request's socket, if its server has one."""
+    way: ShortWay | None = scope.get("extensions", {}).get(SHORT_WAY)
+    return way
 
 
 _EVENT_HEADERS = [

@@ -39,7 +39,7 @@ async def _ids(prompter: Prompter, body: TokenizeRequest) -> list[int]:
         text, special = body.prompt, body.add_special_tokens is not False
     else:
         text, special = await prompter.render(body), bool(body.add_special_tokens)
-    (ids,) = await prompter.encode([text], special, bounded=False)
+    (ids,) = await prompter.encode([text], special, room=None)
     return ids
 
 

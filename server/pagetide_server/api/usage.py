@@ -13,6 +13,8 @@ from .replies import PromptTokensDetails, Usage
 class UsageWriter:
     """`usage` of one request, as its stream options want it."""
 
+    __slots__ = ("_continuous", "_generation", "wanted")
+
     def __init__(self, options: StreamOptions | None, generation: Generation) -> None:
         self._generation = generation
         self.wanted = bool(options and options.include_usage)

@@ -6,13 +6,13 @@ import dataclasses
 
 import msgspec
 
+from ..wire.checks import MAX_STOPS
 from ..wire.messages import SamplingParams
 from .errors import invalid, wrong
 from .protocol import ChatRequest, CompletionRequest, SamplingFields
 from .structures import structure_of
 
 DEFAULT_MAX_TOKENS = 16
-MAX_STOP_STRINGS = 64
 MAX_PROMPTS = 1024
 MAX_ANSWERS = 8192
 MAX_STOP_LENGTH = 4096
@@ -98,7 +98,7 @@ def answer_length(prompt_len: int, wanted: int | None, default: int | None, limi
         ApiError: 400; the prompt leaves no room, or less than was asked for. Says both numbers.
     """
     window = limits.max_model_len
-    check_prompt_length(prompt_len, limits)
+    check_prompt_length(prompt_len, limits, least_room(wanted))
     left = window - prompt_len
     if wanted is None:
         return left if default is None else min(default, left)
@@ -112,13 +112,18 @@ def answer_length(prompt_len: int, wanted: int | None, default: int | None, limi
     return wanted
 
 
-def check_prompt_length(prompt_len: int, limits: Limits, at_least: bool = False) -> None:
-    """Refuse a prompt that leaves no room for one token.
+def least_room(wanted: int | None) -> int:
+    """How many tokens a prompt must leave room for: one, unless it is only to be scored (`max_tokens` 0)."""
+    return 0 if wanted == 0 else 1
+
+
+def check_prompt_length(prompt_len: int, limits: Limits, room: int = 1, at_least: bool = False) -> None:
+    """Refuse a prompt that leaves no room for `room` tokens.
 
     Raises:
         ApiError: 400 with the window and the prompt's length (`at_least`: a lower bound of it).
     """
-    if prompt_len < limits.max_model_len:
+    if prompt_len + room <= limits.max_model_len:
         return
     count = f"at least {prompt_len}" if at_least else str(prompt_len)
     raise invalid(
@@ -174,8 +179,8 @@ def _check_n(n: int, best_of: int | None, limits: Limits) -> None:
 
 
 def _texts(name: str, texts: list[str], longest: int) -> tuple[str, ...]:
-    if len(texts) > MAX_STOP_STRINGS:
-        raise wrong(name, texts, f"must have at most {MAX_STOP_STRINGS} strings")
+    if len(texts) > MAX_STOPS:
+        raise wrong(name, texts, f"must have at most {MAX_STOPS} strings")
     for text in texts:
         if not 0 < len(text) <= longest:
             raise wrong(name, text, f"each string has 1 to {longest} characters")

@@ -34,6 +34,7 @@ from ..wire.messages import (
 from .link import Link
 from .mailbox import Mailbox, Prompt
 from .pulse import Pulse
+from .vitals import Vitals, vitals
 
 __all__ = ["EngineClient", "EngineDead", "EngineFailed", "Prompt"]
 
@@ -129,7 +130,7 @@ class EngineClient:
         """Why the engine cannot be relied on, or None. An idle engine is healthy, and so is one that still loads."""
         if self._failure is not None:
             return str(self._failure)
-        return self._pulse.problem(time.monotonic())
+        return self._pulse.problem(time.monotonic(), self._vitals)
 
     def refresh(self) -> None:
         """Take in what has arrived: after a stall of this process, heartbeats of that time still lie in the socket."""
@@ -187,14 +188,14 @@ class EngineClient:
 
     # ---- messages
 
-    def _handle(self, message: FromEngine) -> None:
+    def _handle(self, message: FromEngine, is_last: bool = True) -> None:
         if isinstance(message, StepOutput):
             self._on_step(message)
             boxes = self._boxes
             for output in message.outputs:
                 box = boxes.get(output.request_id)
                 if box is not None:
-                    box.put(output)
+                    box.put(output, is_last)
         elif isinstance(message, Heartbeat):
             self._pulse.beat(message, time.monotonic())
         elif isinstance(message, Loading):
@@ -206,6 +207,9 @@ class EngineClient:
             self._ready.set_result(message)
 
     # ---- process and sockets
+
+    def _vitals(self) -> Vitals | None:
+        return None if self._process is None else vitals(self._process.pid)
 
     def _send(self, message: ToEngine) -> None:
         if self._link is not None:

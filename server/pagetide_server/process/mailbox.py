@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections.abc import Callable
 
 from ..wire.messages import SamplingParams, SequenceOutput
 
@@ -23,45 +24,62 @@ class Mailbox:
 
     While its reader is busy, outputs pile up here and are taken all at once: a slow reader costs fewer task switches
     instead of falling behind. Used by one reader, in one event loop.
+
+    Attributes:
+        tap: sees an output first where the reader waits and no others are known to be behind it, which saves a task
+            switch; what it returns True for is done.
     """
 
-    __slots__ = ("_error", "_items", "_loop", "_waiter", "ids")
+    __slots__ = ("_error", "_items", "_loop", "_waiter", "ids", "tap")
 
     def __init__(self, ids: list[str], loop: asyncio.AbstractEventLoop) -> None:
         self.ids = ids
+        self.tap: Callable[[SequenceOutput], bool] | None = None
         self._items: list[SequenceOutput] = []
         self._loop = loop
         self._waiter: asyncio.Future[None] | None = None
         self._error: Exception | None = None
 
-    def put(self, output: SequenceOutput) -> None:
-        """Add an output and wake the reader; after `fail` nothing is added, so that the error is reached."""
+    def put(self, output: SequenceOutput, is_last: bool = False) -> None:
+        """Add an output and wake the reader; after `fail` nothing is added, so that the error is reached.
+
+        `is_last`: no more have arrived yet.
+        """
         if self._error is not None:
             return
+        if is_last and self.tap is not None and self._waiter is not None and self._tapped(output, self.tap):
+            return
         self._items.append(output)
-        waiter = self._waiter
-        if waiter is not None:
-            self._waiter = None
-            if not waiter.done():
-                waiter.set_result(None)
+        self.wake()
 
     def fail(self, error: Exception) -> None:
         """Have the reader raise `error` once it has taken what is there."""
         self._error = error
+        self.wake()
+
+    def wake(self) -> None:
+        """Have a reader that waits return, with what there is."""
         waiter, self._waiter = self._waiter, None
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
     async def take(self) -> list[SequenceOutput]:
-        """All outputs since the last call, at least one.
+        """All outputs since the last call; none only after `wake`.
 
         Raises:
             EngineDead: (or whatever `fail` was given) and nothing is left.
         """
-        while not self._items:
-            if self._error is not None:
-                raise self._error
+        if not self._items and self._error is None:
             self._waiter = self._loop.create_future()
             await self._waiter
+        if not self._items and self._error is not None:
+            raise self._error
         items, self._items = self._items, []
         return items
+
+    def _tapped(self, output: SequenceOutput, tap: Callable[[SequenceOutput], bool]) -> bool:
+        try:
+            return tap(output)
+        except Exception as error:  # noqa: BLE001 - it is the reader's, who waits for no one else's output
+            self.fail(error)
+            return True

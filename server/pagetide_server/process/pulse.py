@@ -1,14 +1,19 @@
-"""Is the engine alive? Decided from its heartbeats and the time alone."""
+"""Is the engine alive? Decided from its heartbeats, the time, and what the system says of a silent process. Pure."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 from ..wire.messages import Heartbeat
+from .vitals import Vitals
 
-# A heartbeat is sent every second by a thread of its own, so silence means a stopped or frozen process.
+# A heartbeat is sent every second by a thread of its own, so silence means a stopped or frozen process, unless that
+# still computes: on a crowded machine a library's call that lets no other thread run may take as long as this.
 HEARTBEAT_SECONDS = 1.0
 SILENCE_SECONDS = 6.0
+BUSY_SILENCE_SECONDS = 60.0
+BUSY_CPU_SECONDS = 0.05
 # How long a step may take: so long at least, and so many times the engine's own estimate for its longest one.
 STEP_SECONDS = 120.0
 STEP_FACTOR = 10.0
@@ -35,13 +40,17 @@ class Pulse:
             self.progress = now
         self.last, self.heard = heartbeat, now
 
-    def problem(self, now: float) -> str | None:
-        """Why the engine is taken for dead or stuck, or None. Before the first heartbeat nothing is known."""
+    def problem(self, now: float, look: Callable[[], Vitals | None] = lambda: None) -> str | None:
+        """Why the engine is taken for dead or stuck, or None. Before the first heartbeat nothing is known.
+
+        `look` tells of a process that has been silent for long.
+        """
         last = self.last
         if last is None:
             return None
-        if now - self.heard > SILENCE_SECONDS:
-            return f"the engine process has given no sign of life for {now - self.heard:.0f} s"
+        silence = now - self.heard
+        if silence > SILENCE_SECONDS and not (silence < BUSY_SILENCE_SECONDS and self._computes(look())):
+            return f"the engine process has given no sign of life for {silence:.0f} s"
         if last.step_started is not None:
             took = last.time - last.step_started
             limit = max(STEP_SECONDS, STEP_FACTOR * self.step_seconds)
@@ -49,3 +58,9 @@ class Pulse:
         if last.has_work and now - self.progress > IDLE_WITH_WORK_SECONDS:
             return f"the engine has work but has made no step for {now - self.progress:.0f} s"
         return None
+
+    def _computes(self, found: Vitals | None) -> bool:
+        """Whether a process runs, and has computed since its last heartbeat."""
+        if found is None or found.is_stopped or self.last is None:
+            return False
+        return found.cpu_seconds - self.last.cpu_seconds >= BUSY_CPU_SECONDS

@@ -49,6 +49,9 @@ log = logging.getLogger("pagetide.engine")
 WAITING_POLL_MS = 10
 LOADING_SECONDS = 0.1
 _PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+# At most fifteen bytes.
+PROCESS_NAME = b"pagetide-engine"
 
 
 class Core(Protocol):
@@ -140,7 +143,11 @@ class Heart(threading.Thread):
             loop = self._loop
             self._outbox.send(
                 Heartbeat(
-                    time=time.monotonic(), steps=loop.steps, step_started=loop.step_started, has_work=loop.has_work
+                    time=time.monotonic(),
+                    steps=loop.steps,
+                    step_started=loop.step_started,
+                    has_work=loop.has_work,
+                    cpu_seconds=time.process_time(),
                 )
             )
             time.sleep(HEARTBEAT_SECONDS)
@@ -209,6 +216,8 @@ def die_with_parent(parent: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        # For those who look at the list of processes.
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, PROCESS_NAME)
     if os.getppid() != parent:
         os._exit(EXIT_ENGINE)
 

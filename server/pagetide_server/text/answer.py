@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Sequence
+
+import msgspec
 
 from ..wire.messages import SamplingParams, SequenceOutput, TokenLogprobs
 from .detokenizer import Detokenizer
 from .tokenizer import Tokenizer
 
 
-@dataclasses.dataclass(slots=True)
-class Delta:
+class Delta(msgspec.Struct):
     """What is new of one answer, or all of it. `index` counts over the answers of a request."""
 
     index: int

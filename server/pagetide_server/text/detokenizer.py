@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import codecs
-import dataclasses
 from collections.abc import Sequence
+
+import msgspec
 
 from ..wire.messages import SamplingParams
 from .stop import Match, StopFinder
 from .tokenizer import Tokenizer
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(msgspec.Struct, frozen=True):
     """What some new tokens brought.
 
     Attributes:
@@ -33,14 +33,21 @@ class Detokenizer:
     stop string. Work is proportional to the new tokens.
     """
 
+    __slots__ = (
+        "_begun", "_ended", "_finder", "_held", "_keeps_stop", "_length", "_min_tokens", "_open", "_partial",
+        "_skipped", "_stops", "_tokenizer", "_tokens",
+    )  # fmt: skip
+
     def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
         self._tokenizer = tokenizer
         self._skipped = tokenizer.special_ids if params.skip_special_tokens else frozenset[int]()
-        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._stops = bool(params.stop)
         self._finder = StopFinder(params.stop)
         self._keeps_stop = params.include_stop_str_in_output
         self._min_tokens = params.min_tokens
         self._tokens = 0
+        # Bytes of a character that has begun in the answer.
+        self._partial = b""
         # Released text, then held text: `_held` is the end of the `_length` characters seen so far.
         self._held = ""
         self._length = 0
@@ -61,6 +68,9 @@ class Detokenizer:
         """
         if self._ended:
             return Piece("", 0)
+        if not (self._stops or finished):
+            # Nothing to look for: this is every token but the last one of most answers.
+            return Piece("".join(map(self._text_of, token_ids)), len(token_ids))
         released: list[str] = []
         shown = len(token_ids) - 1 if stop_token_id is not None and not self._keeps_stop else len(token_ids)
         for used, token_id in enumerate(token_ids, start=1):
@@ -104,7 +114,14 @@ class Detokenizer:
             self._begun = True
             if self._tokenizer.strips_leading_space:
                 data = data.removeprefix(b" ")
-        return self._utf8.decode(data)
+        return self._decode(data)
+
+    def _decode(self, data: bytes, final: bool = False) -> str:
+        """The characters that `data` completes; what it only begins is kept for the next call, unless it is `final`."""
+        data = self._partial + data
+        text, used = codecs.utf_8_decode(data, "replace", final)
+        self._partial = data[used:]
+        return text
 
     def _take(self, text: str, released: list[str]) -> Match | None:
         """Account for one token's text: append to `released` what is free of stop strings; or the match."""
@@ -134,7 +151,7 @@ class Detokenizer:
     def _flush(self, released: list[str]) -> Match | None:
         """Release all that was held back; or the match that an unfinished character, now U+FFFD, completes."""
         self._ended = True
-        rest = self._utf8.decode(b"", final=True)
+        rest = self._decode(b"", final=True)
         match = self._release(rest, released, self._tokens > self._min_tokens) if rest else None
         if match is None:
             released.append(self._held)

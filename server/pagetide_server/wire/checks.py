@@ -6,7 +6,7 @@ import math
 import operator
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any, get_args, get_type_hints
+from typing import Any, NamedTuple, get_args, get_type_hints
 
 import msgspec
 
@@ -14,13 +14,34 @@ from pagetide_spec.errors import SettingError
 
 from .messages import Ready, SamplingParams, Structure
 
-# OpenAI allows 20 alternatives a token; more is a matter of message size only, and vLLM's users ask for more.
-MAX_LOGPROBS = 100
-MAX_TEMPERATURE = 1000.0
 MAX_STOPS = 64
-# Logits are divided by it, and must stay within float32.
-MIN_REPETITION_PENALTY = 1e-6
-MAX_SEED = 2**63
+
+
+class Range(NamedTuple):
+    """What a number may be: both ends belong to it, but with `above` the low one does not."""
+
+    low: float
+    high: float
+    above: bool = False
+
+
+# The numbers of a request, here once: for the library as for the HTTP API, whose document shows them. They are OpenAI's
+# where it has the parameter. What depends on the model or on another parameter is checked below.
+RANGES = {
+    "temperature": Range(0, 2),
+    "top_p": Range(0, 1, above=True),
+    "top_k": Range(-1, 2**31 - 1),
+    "min_p": Range(0, 1),
+    "presence_penalty": Range(-2, 2),
+    "frequency_penalty": Range(-2, 2),
+    # Logits are divided by it, and must stay within float32.
+    "repetition_penalty": Range(1e-6, 10),
+    "logit_bias": Range(-100, 100),
+    "seed": Range(-(2**63), 2**63 - 1),
+    "max_tokens": Range(0, 2**31 - 1),
+    "logprobs": Range(0, 20),
+    "prompt_logprobs": Range(0, 20),
+}
 
 NO_UNICODE = "is no Unicode text: it holds half of a surrogate pair"
 _TYPES = get_type_hints(SamplingParams)
@@ -117,8 +138,11 @@ def check_params(params: SamplingParams, ready: Ready) -> SamplingParams:
         SettingError: names the parameter and the value.
     """
     params = well_typed(params)
+    for name, allowed in RANGES.items():
+        value = getattr(params, name)
+        if isinstance(value, int | float):
+            _in_range(name, value, allowed)
     _check_counts(params, ready)
-    _check_numbers(params)
     _check_lists(params, ready.vocab_size)
     return params
 
@@ -157,27 +181,11 @@ def _check_counts(params: SamplingParams, ready: Ready) -> None:
     _range("n", params.n, 1, ready.max_num_seqs)
     if params.best_of is not None:
         _range("best_of", params.best_of, params.n, ready.max_num_seqs)
-    if params.max_tokens is not None:
-        _range("max_tokens", params.max_tokens, 0, 2**31)
     most = ready.max_model_len if params.max_tokens is None else params.max_tokens
     _range("min_tokens", params.min_tokens, 0, most)
     for name in ("logprobs", "prompt_logprobs"):
         if getattr(params, name) is not None:
-            _range(name, getattr(params, name), 0, min(MAX_LOGPROBS, ready.vocab_size))
-    _range("top_k", params.top_k, -1, 2**31)
-    if params.seed is not None:
-        _range("seed", params.seed, -MAX_SEED, MAX_SEED - 1)
-
-
-def _check_numbers(params: SamplingParams) -> None:
-    _range("temperature", params.temperature, 0.0, MAX_TEMPERATURE)
-    _range("top_p", params.top_p, 0.0, 1.0)
-    if params.top_p == 0:
-        raise SettingError("top_p", params.top_p, "must be above 0")
-    _range("min_p", params.min_p, 0.0, 1.0)
-    _range("presence_penalty", params.presence_penalty, -2.0, 2.0)
-    _range("frequency_penalty", params.frequency_penalty, -2.0, 2.0)
-    _range("repetition_penalty", params.repetition_penalty, MIN_REPETITION_PENALTY, 100.0)
+            _range(name, getattr(params, name), 0, min(RANGES[name].high, ready.vocab_size))
 
 
 def _check_lists(params: SamplingParams, vocab_size: int) -> None:
@@ -185,7 +193,7 @@ def _check_lists(params: SamplingParams, vocab_size: int) -> None:
     check_token_ids(params.allowed_token_ids or (), vocab_size, "allowed_token_ids")
     check_token_ids(params.logit_bias, vocab_size, "logit_bias")
     for token_id, bias in params.logit_bias.items():
-        _range(f"logit_bias[{token_id}]", bias, -100.0, 100.0)
+        _in_range(f"logit_bias[{token_id}]", bias, RANGES["logit_bias"])
     for word in params.bad_words_token_ids:
         if not word:
             raise SettingError("bad_words_token_ids", word, "an empty sequence is in every text; leave it out")
@@ -195,6 +203,12 @@ def _check_lists(params: SamplingParams, vocab_size: int) -> None:
             raise SettingError(name, f"{len(getattr(params, name))} entries", f"may have at most {MAX_STOPS}")
         if "" in getattr(params, name):
             raise SettingError(name, "", "an empty string is in every text; leave it out")
+
+
+def _in_range(name: str, value: float, allowed: Range) -> None:
+    _range(name, value, allowed.low, allowed.high)
+    if allowed.above and value == allowed.low:
+        raise SettingError(name, value, f"must be above {allowed.low}")
 
 
 def _range(name: str, value: float, low: float, high: float) -> None:

@@ -197,6 +197,8 @@ class Heartbeat(msgspec.Struct, tag=True, kw_only=True):
     # Begin of the step that is running, or None when the engine is idle.
     step_started: float | None
     has_work: bool
+    # Processor time of the engine process so far.
+    cpu_seconds: float = 0.0
 
 
 class Failed(msgspec.Struct, tag=True, kw_only=True):

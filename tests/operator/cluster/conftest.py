@@ -96,6 +96,7 @@ _PLACES = {
     KIND: (API_VERSION, PLURAL),
     "ConfigMap": ("v1", "configmaps"),
     "Event": ("v1", "events"),
+    "Secret": ("v1", "secrets"),
     "ReplicaSet": ("apps/v1", "replicasets"),
     "ResourceQuota": ("v1", "resourcequotas"),
     "Lease": ("coordination.k8s.io/v1", "leases"),
@@ -117,7 +118,7 @@ async def install_crd(client):
     """The CRD as this code has it, whatever was there before."""
     path = collection_path("apiextensions.k8s.io/v1", "customresourcedefinitions", None) + f"/{CRD_NAME}"
     query = {"fieldManager": "pagetide-tests", "force": "true"}
-    manifest = custom_resource_definition(rules=await knows_rules(client))
+    manifest = custom_resource_definition(rules=await has_rules(client))
     await client.request("PATCH", path, query, manifest, "application/apply-patch+yaml")
 
     async def established():
@@ -127,7 +128,7 @@ async def install_crd(client):
     await until(established)
 
 
-async def knows_rules(client):
+async def has_rules(client):
     """Whether this API server checks CEL rules (since 1.25)."""
     version = await client.request("GET", "/version")
     return (int(version["major"]), int(version["minor"].rstrip("+"))) >= (1, 25)
@@ -146,6 +147,12 @@ async def cluster(kubeconfig):
     yield here
     await client.request("DELETE", f"/api/v1/namespaces/{namespace}")
     await client.close()
+
+
+@pytest.fixture
+async def knows_rules(cluster):
+    """Whether this API server checks CEL rules."""
+    return await has_rules(cluster.client)
 
 
 @pytest.fixture

@@ -1,6 +1,9 @@
 """What goes wrong in ordinary life, and what the status then says."""
 
+import asyncio
 import json
+import os
+import urllib.request
 
 import pytest
 
@@ -88,6 +91,13 @@ async def test_an_object_of_somebody_else_is_not_taken_over(cluster, operator):
     await cluster.create(cluster.manifest("llm"))
     assert await shows(cluster, "llm", "NameConflict") == "Service llm exists and belongs to somebody else"
     assert "labels" not in (await cluster.get("Service", "llm"))["metadata"]
+    await cluster.delete("Service", "llm")  # nothing that the operator watches; it looks again by itself
+
+    async def is_ours():
+        found = await cluster.find("Service", "llm")
+        return found and found["metadata"].get("ownerReferences")
+
+    await cluster.until(is_ours)
 
 
 async def test_a_failing_new_version_leaves_the_old_one_serving_and_recovers(cluster, nodes, operator):
@@ -124,3 +134,55 @@ async def test_without_a_spare_gpu_pods_are_replaced_one_at_a_time(cluster, node
         return strategy == {"maxSurge": 1, "maxUnavailable": 0}
 
     await cluster.until(is_as_asked_again)
+
+
+async def fault(path):
+    """Do something to a pod behind Kubernetes' back, where the cluster has a way to."""
+    address = os.environ.get("PAGETIDE_TEST_FAULTS")
+    if not address:
+        pytest.skip("needs nodes that take faults on demand")
+    request = urllib.request.Request(address + path, method="POST")
+    await asyncio.to_thread(lambda: urllib.request.urlopen(request, timeout=10).close())
+
+
+async def test_ready_follows_the_pods_at_any_time(cluster, nodes, operator):
+    """A server that hangs is seen by its probes alone: no object of ours changes but for its status."""
+    await cluster.create(cluster.manifest("llm"))
+    await cluster.ready("llm")
+    (pod,) = await cluster.list("Pod")
+    place = f"?ns={cluster.namespace}&pod={pod['metadata']['name']}"
+    await fault(f"/freeze{place}")
+    assert await shows(cluster, "llm", "Starting") == "0 of 1 replicas serve"
+    assert (await cluster.service("llm"))["status"]["readyReplicas"] == 0
+    await fault(f"/freeze{place}&off=1")
+    await cluster.ready("llm")
+
+
+async def test_a_server_that_begins_to_crash_after_it_was_ready(cluster, nodes, operator):
+    await cluster.create(cluster.manifest("llm"))
+    await cluster.ready("llm")
+    (pod,) = await cluster.list("Pod")
+    await fault(f"/kill?ns={cluster.namespace}&pod={pod['metadata']['name']}&reason=OOMKilled")
+    message = await shows(cluster, "llm", "OOMKilled")
+    assert message.startswith("container server took more memory than its limit")
+    await cluster.ready("llm", 60)  # the kubelet has started it again
+
+
+async def test_a_service_deleted_in_the_foreground_goes_after_its_children(cluster, nodes, operator):
+    await cluster.create(cluster.manifest("llm"))
+    await cluster.ready("llm")
+    await cluster.client.request("DELETE", cluster.path(KIND, "llm"), body={"propagationPolicy": "Foreground"})
+
+    async def is_gone():
+        return await cluster.find(KIND, "llm") is None
+
+    await cluster.until(is_gone, 40)
+    assert await cluster.find("Deployment", "llm") is None
+    assert await cluster.find("Service", "llm") is None
+
+
+async def test_an_account_that_is_missing_is_named(cluster, nodes, operator):
+    made = cluster.manifest("llm")
+    made["spec"]["template"]["serviceAccountName"] = "nobody"
+    await cluster.create(made)
+    assert "nobody" in await shows(cluster, "llm", "FailedCreate")

@@ -133,7 +133,7 @@ def service(**spec):
 def told(desired, *states, restarts=0):
     """A service of that many desired replicas, as it is described."""
     replicas = [ReplicaStatus(f"a-{i}", state, restarts=restarts) for i, state in enumerate(states)]
-    return describe(localize(service(replicas=desired), Path("volumes")), replicas, 0.0, 1.0)
+    return describe(localize(service(replicas=desired), Path("volumes")), replicas, desired, 0.0, 1.0)
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ async def test_a_gateway_that_ends_by_itself_is_a_failure(monkeypatch, capsys, t
 
     monkeypatch.setattr(GatewayServer, "serve", end_at_once)
     with listen("127.0.0.1", 0) as listener:
-        runner = Runner([dataclasses.replace(SERVICE, replicas=0)], listener, tmp_path, lambda service, port: [])
+        runner = Runner([dataclasses.replace(SERVICE, replicas=0)], listener, tmp_path, lambda service, port: [], 8)
         assert await asyncio.wait_for(runner.run(), 10) == 1
     assert "the gateway has ended by itself" in capsys.readouterr().err
 

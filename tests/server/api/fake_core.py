@@ -2,12 +2,14 @@
 
 It runs in the real engine process (`core="fake_core:create"`). The first token of a prompt may ask for a fault, see
 `SLOW` and those below it; a grammar named "wrong" cannot be compiled; `allowed_token_ids` dictate the answer.
-Environment: FAKE_STEP_S (duration of a step), FAKE_LOAD_S, FAKE_LOAD_ERROR (setting | model | crash).
+Environment: FAKE_STEP_S (duration of a step), FAKE_BLOCKS (KV memory), FAKE_LOAD_S,
+FAKE_LOAD_ERROR (setting | model | crash).
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import signal
 import time
@@ -73,6 +75,10 @@ class Model:
         tokens = [script(s) for s in sequences]
         asked = [s.params.logprobs for s in sequences]
         logprobs = [None if top is None else known(t, top) for t, top in zip(tokens, asked, strict=True)]
+        for entry, sequence in zip(logprobs, sequences, strict=True):
+            if entry is not None and sequence.params.allowed_token_ids:
+                # What may not come has no probability at all.
+                entry.top_logprobs = entry.top_logprobs[:1] + [-math.inf] * (len(entry.top_logprobs) - 1)
         return types.SimpleNamespace(token_ids=tokens, logprobs=logprobs, errors=errors)
 
     def prompt_logprobs(self, logits, next_token_ids, top):
@@ -127,7 +133,8 @@ class FakeCore(EngineCore):
 def settings(config: EngineConfig) -> SchedulerConfig:
     """What a real model would leave of the settings."""
     return SchedulerConfig(
-        block_size=16, num_blocks=4096, num_swap_blocks=0, max_num_seqs=config.max_num_seqs or 64,
+        block_size=16, num_blocks=int(os.environ.get("FAKE_BLOCKS", "4096")), num_swap_blocks=0,
+        max_num_seqs=config.max_num_seqs or 64,
         max_num_batched_tokens=2048, max_model_len=config.max_model_len or 512, policy=config.scheduling_policy,
         max_queue_len=config.max_queue_len, eos_token_ids=frozenset({EOS}),
     )  # fmt: skip

@@ -177,3 +177,16 @@ def test_prompt_logprobs_have_vllms_form(server):
     first, second = choice["prompt_logprobs"][:2]
     assert first is None
     assert all(set(entry) == {"logprob", "rank", "decoded_token"} for entry in second.values())
+
+
+@pytest.mark.parametrize("form", ["ids", "text"])
+def test_a_prompt_that_fills_the_window_can_be_scored(server, form):
+    ids = [300] * 512
+    prompt = ids if form == "ids" else server.post("/detokenize", tokens=ids).json()["prompt"]
+    answer = server.complete(prompt=prompt, echo=True, max_tokens=0, logprobs=0, add_special_tokens=False)
+    (choice,) = answer["choices"]
+    assert len(choice["logprobs"]["token_logprobs"]) == answer["usage"]["prompt_tokens"] == 512
+    assert (choice["finish_reason"], answer["usage"]["completion_tokens"]) == ("length", 0)
+    refused = server.post("/v1/completions", prompt=[300] * 513, echo=True, max_tokens=0, logprobs=0)
+    assert (refused.status_code, "512" in refused.text, "513" in refused.text) == (400, True, True)
+    assert server.post("/v1/completions", prompt=ids, echo=True, max_tokens=1).status_code == 400

@@ -172,11 +172,17 @@ def test_another_model_is_not_found(server, path, body):
     ("method", "path", "status"),
     [
         ("GET", "/v1/nothing", 404), ("GET", COMPLETION, 405), ("DELETE", "/v1/models", 405), ("POST", "/livez", 405),
-        ("GET", "/v1/models/other", 404),
+        ("GET", "/v1/models/other", 404), ("POST", COMPLETION + "/", 404),
     ],
 )  # fmt: skip
 def test_wrong_routes_are_error_objects_too(server, method, path, status):
     error_of(server.http.request(method, path), status)
+
+
+def test_probes_may_ask_for_the_head_only(server):
+    for path in ("/livez", "/readyz", "/health", "/metrics"):
+        answer = server.http.head(path)
+        assert (answer.status_code, answer.content) == (200, b"")
 
 
 def test_embeddings_are_refused_clearly(server):

@@ -105,3 +105,60 @@ async def test_a_dead_engine_is_an_error_of_every_open_prompt(start, engine, met
     with pytest.raises(EngineDead):
         await run()
     assert counted(metrics) == {"length": 1, "error": 1}
+
+
+def plain(token, **fields):
+    return SequenceOutput(request_id="r-0", token_ids=[token], **fields)
+
+
+async def test_a_tap_takes_what_comes_while_the_reader_waits(start, engine):
+    with start() as generation:
+        seen = []
+
+        def tap(output):
+            if output.finish_reason is not None:
+                return False
+            seen.extend(generation.absorb([output]))
+            return True
+
+        generation.tap(tap)
+        # Nobody waits yet: it is the reader's.
+        engine.box.put(plain(300), is_last=True)
+        assert [d.token_ids for d in await generation.next()] == [[300]]
+        reader = asyncio.create_task(generation.next())
+        await asyncio.sleep(0)
+        engine.box.put(plain(301), is_last=True)
+        await asyncio.sleep(0)
+        assert ([d.token_ids for d in seen], reader.done()) == ([[301]], False)
+        # Others are known to be behind it: all go to the reader, at once.
+        engine.box.put(plain(302))
+        engine.box.put(plain(303), is_last=True)
+        assert [d.token_ids for d in await reader] == [[302], [303]]
+        engine.box.put(plain(304, finish_reason="length"), is_last=True)
+        assert [d.finish_reason for d in await generation.next()] == ["length"]
+
+
+async def test_a_reader_hears_of_an_end_that_its_tap_has_found(start, engine, metrics):
+    with start(stop=("e",)) as generation:
+        seen = []
+        generation.tap(lambda output: bool(seen.extend(generation.absorb([output])) or True))
+        text = generation.runs[0].answers[0]._detokenizer._tokenizer.encode("e", add_special_tokens=False)
+        reader = asyncio.create_task(generation.next())
+        await asyncio.sleep(0)
+        engine.box.put(SequenceOutput(request_id="r-0", token_ids=text, scheduled=1.0), is_last=True)
+        assert await reader == []
+        assert [d.finish_reason for d in seen] == ["stop"]
+    assert counted(metrics) == {"stop": 1}
+
+
+async def test_an_error_of_a_tap_is_its_readers(start, engine):
+    def tap(output):
+        raise ValueError("cannot be encoded")
+
+    with start() as generation:
+        generation.tap(tap)
+        reader = asyncio.create_task(generation.next())
+        await asyncio.sleep(0)
+        engine.box.put(plain(300), is_last=True)
+        with pytest.raises(ValueError, match="cannot be encoded"):
+            await reader

@@ -98,6 +98,34 @@ def test_sigterm_lets_streams_finish_and_takes_no_more(launch, wait):
         assert not alive(engine)
 
 
+def test_sigterm_under_load_loses_no_stream_that_has_begun(launch, wait):
+    """Forty clients ask again and again, whatever the signal's moment finds them at."""
+    begun, answered = [], []
+
+    def client(server, number):
+        with httpx.Client(base_url=server.url, timeout=30, trust_env=False) as http:
+            while True:
+                body = {"prompt": f"The old {number}", "max_tokens": 20, "ignore_eos": True, "stream": True}
+                try:
+                    with http.stream("POST", "/v1/completions", json=body) as response:
+                        if response.status_code != 200:
+                            return response.status_code
+                        begun.append(number)
+                        text = response.read().decode()
+                except (httpx.ConnectError, httpx.ReadError, httpx.RemoteProtocolError):
+                    return "gone"
+                assert text.endswith("data: [DONE]\n\n"), text[-300:]
+                assert text.count('"finish_reason":"length"') == 1
+                answered.append(number)
+
+    with launch(FAKE_STEP_S="0.02") as server, futures.ThreadPoolExecutor(40) as pool:
+        jobs = [pool.submit(client, server, number) for number in range(40)]
+        wait(lambda: len(answered) > 60)
+        assert server.stop() == 0
+        assert {job.result(20) for job in jobs} <= {503, "gone"}
+    assert len(begun) == len(answered)
+
+
 @pytest.mark.parametrize(
     ("second", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)], ids=["second SIGTERM", "Ctrl-C after SIGTERM"]
 )
@@ -283,3 +311,24 @@ def test_help_groups_flags_and_shows_defaults():
     assert found.returncode == 0
     for text in ("scheduling:", "memory:", "--max-num-seqs", "(default: 16)", "PAGETIDE_", "exit codes"):
         assert text in found.stdout
+
+
+def test_the_engine_can_be_told_from_the_server_in_a_list_of_processes(server):
+    assert Path(f"/proc/{server.engine_pid}/comm").read_text() == "pagetide-engine\n"
+
+
+def test_what_a_killed_server_left_goes_at_the_next_start(launch, tmp_path, wait):
+    def folders():
+        return sorted(tmp_path.glob("pagetide-ipc-*"))
+
+    with launch() as killed:
+        (left,) = folders()
+        assert oct(left.stat().st_mode)[-3:] == "700"
+        killed.process.kill()
+        killed.process.wait()
+        assert folders() == [left]
+    with launch() as first, launch() as second:
+        assert left not in folders()
+        assert len(folders()) == 2  # one that runs is left alone
+        assert [first.stop(), second.stop()] == [0, 0]
+    assert folders() == []

@@ -130,13 +130,67 @@ def test_pipelined_requests_are_answered_in_order(server):
     found = connect(server)
     prompts = ["The old", "In the market"]
     found.sendall(b"".join(wire("/v1/completions", {"prompt": p, "max_tokens": 4}) for p in prompts))
-    texts = []
-    for _ in prompts:
-        response = http.client.HTTPResponse(found)
-        response.begin()
-        texts.append(json.loads(response.read())["choices"][0]["text"])
-    found.close()
+    with found, found.makefile("rb") as file:
+        texts = [whole_answer(file)[1]["choices"][0]["text"] for _ in prompts]
     assert texts == [server.complete(prompt=p, max_tokens=4)["choices"][0]["text"] for p in prompts]
+
+
+def whole_answer(file):
+    """Status line and JSON of the next of several answers."""
+    status, length = file.readline().strip(), 0
+    while line := file.readline().strip():
+        name, _, value = line.partition(b": ")
+        length = int(value) if name == b"content-length" else length
+    return status, json.loads(file.read(length))
+
+
+@pytest.mark.parametrize("framing", ["length", "chunks"])
+@pytest.mark.parametrize("pieces", [1, 7], ids=["at once", "in seven pieces"])
+def test_an_offer_of_another_protocol_is_passed_over(server, framing, pieces):
+    """As Java's client makes it with its first request."""
+    body = json.dumps({"prompt": "The old", "max_tokens": 4}).encode()
+    offer = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAAB\r\n"
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n" + offer
+    if framing == "length":
+        first = head + b"Content-Length: %d\r\n\r\n" % len(body) + body
+    else:
+        first = head + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+    bare = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n" + offer + b"\r\n"
+    data = first + bare + wire("/v1/completions", {"prompt": "In the market", "max_tokens": 4})
+    found = connect(server)
+    for begin in range(0, len(data), len(data) // pieces + 1):
+        found.sendall(data[begin : begin + len(data) // pieces + 1])
+        time.sleep(0.01)
+    with found, found.makefile("rb") as file:
+        answers = [whole_answer(file) for _ in range(3)]
+    assert [status for status, _ in answers] == [b"HTTP/1.1 200 OK"] * 3
+    want = [server.complete(prompt=p, max_tokens=4)["choices"][0]["text"] for p in ("The old", "In the market")]
+    assert [answers[i][1]["choices"][0]["text"] for i in (0, 2)] == want
+    assert answers[1][1]["data"][0]["id"] == "tiny"
+
+
+def test_what_is_no_http_gets_an_error_object(server):
+    found = connect(server)
+    found.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: x\r\n\r\n")
+    response = http.client.HTTPResponse(found)
+    response.begin()
+    assert (response.status, response.headers["content-type"]) == (400, "application/json")
+    assert response.headers["x-request-id"]
+    assert json.loads(response.read())["error"]["type"] == "invalid_request_error"
+    assert found.recv(100) == b""
+    found.close()
+
+
+def test_rubbish_behind_a_request_ends_its_stream_without_an_answer_in_its_middle(server, wait):
+    wait(lambda: idle(server))
+    found = opened(server, stream=True)
+    data = read_events(found, 2)
+    found.sendall(b"\x00rubbish\r\n\r\n")
+    while part := found.recv(4096):
+        data += part
+    found.close()
+    assert data.count(b"HTTP/1.1") == 1
+    wait(lambda: idle(server), 5)
 
 
 def test_half_requests_disturb_nobody_and_are_closed_in_time(server, wait):

@@ -6,36 +6,93 @@ import asyncio
 
 import pytest
 
+from pagetide_server.api.short_way import GROUP, Outgoing, ShortWay
 from pagetide_server.api.streaming import WatchedResponse, send_events
 
 
-class Parts:
-    """An endless stream that notes when it is closed."""
+class Endless:
+    """An endless stream, one part at a time."""
 
     def __init__(self):
-        self.closed = False
+        self.made = 0
+        self.way = None
 
-    async def stream(self):
-        try:
-            while True:
-                yield b"data: x\n\n"
-                await asyncio.sleep(0)
-        finally:
-            self.closed = True
+    async def next(self):
+        self.made += 1
+        await asyncio.sleep(0)
+        return b"data: %d\n\n" % self.made
+
+    def hurry(self, way):
+        self.way = way
 
 
-async def test_a_stream_that_cannot_be_sent_is_closed_at_once():
-    parts, sent = Parts(), []
+async def test_a_stream_that_cannot_be_sent_makes_no_more():
+    events, sent = Endless(), []
 
     async def send(message):
         sent.append(message)
         if len(sent) == 3:
             raise asyncio.CancelledError
 
-    stream = parts.stream()
     with pytest.raises(asyncio.CancelledError):
-        await send_events(send, stream)
-    assert parts.closed
+        await send_events(send, events)
+    assert events.made == 2
+
+
+class Flow:
+    write_paused = False
+
+
+class Transport:
+    def __init__(self, log):
+        self._log = log
+
+    def write(self, data):
+        self._log.append(data)
+
+
+class Cycle:
+    """What a short way looks at of uvicorn's side of a response."""
+
+    response_started, response_complete, disconnected, chunked_encoding = True, False, False, True
+
+    def __init__(self, log):
+        self.flow, self.transport = Flow(), Transport(log)
+
+
+async def test_parts_on_the_short_way_and_others_keep_their_order():
+    log = []
+    cycle = Cycle(log)
+
+    async def send(message):
+        log.append(message)
+
+    class Three(Endless):
+        async def next(self):
+            # The second part finds a client that does not read.
+            cycle.flow.write_paused = self.made == 1
+            part = await super().next()
+            return part if self.made <= 3 else b""
+
+    events, way = Three(), ShortWay(cycle, Outgoing())
+    await send_events(send, events, way)
+    assert events.way is way
+    head, first, second, third, done = log
+    assert head["type"] == "http.response.start"
+    assert first == b"9\r\ndata: 1\n\n\r\n"
+    assert second == {"type": "http.response.body", "body": b"data: 2\n\n", "more_body": True}
+    assert third == b"9\r\ndata: 3\n\n\r\n"
+    assert done == {"type": "http.response.body", "body": b"data: [DONE]\n\n"}
+
+
+async def test_pieces_are_written_in_groups_and_at_the_latest_in_the_next_turn():
+    log = []
+    outgoing, transport = Outgoing(), Transport(log)
+    for number in range(GROUP + 2):
+        outgoing.add(transport, b"%d" % number)
+    assert log == [b"%d" % number for number in range(GROUP)]
+    await asyncio.sleep(0)
+    assert log == [b"%d" % number for number in range(GROUP + 2)]
 
 
 @pytest.mark.parametrize("leaves", [True, False], ids=["the client leaves", "the server's task is cancelled"])

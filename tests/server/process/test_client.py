@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -15,6 +18,7 @@ from pagetide_server.process.channels import READ_AT_ONCE, Inbox, Outbox
 from pagetide_server.process.client import EngineClient, EngineDead, EngineFailed, Prompt
 from pagetide_server.process.link import Link
 from pagetide_server.process.pulse import Pulse
+from pagetide_server.process.vitals import Vitals, vitals
 from pagetide_server.wire.messages import AbortRequest, Heartbeat, Loading, SamplingParams, Structure
 from pagetide_spec.config import EngineConfig
 
@@ -115,7 +119,7 @@ async def test_an_idle_engine_is_healthy(engine):
 
 
 async def test_the_socket_folder_is_private_and_removed(engine):
-    folder = Path(engine._link.folder)
+    folder = engine._link._folder.path
     assert mode_of(folder) == 0o700
     await engine.close()
     assert mode_of(folder) is None
@@ -140,9 +144,11 @@ async def test_a_start_that_spawns_nothing_leaves_nothing(tmp_path, monkeypatch)
 
 
 async def test_a_message_that_cannot_be_handled_holds_up_none_behind_it():
-    handled, errors = [], []
+    handled, last, errors = [], [], []
 
-    def handle(message):
+    def handle(message, is_last):
+        if is_last:
+            last.append(message.fraction)
         if message.stage == "bad":
             raise ValueError("cannot handle this")
         handled.append(message.fraction)
@@ -158,6 +164,8 @@ async def test_a_message_that_cannot_be_handled_holds_up_none_behind_it():
         await until(lambda: len(handled) == 99)
         assert handled == [number for number in range(100) if number != 10]
         assert [str(error) for error in errors] == ["cannot handle this"]
+        # Which others of them found nothing behind them depends on the sender's pace.
+        assert last[-1] == 99
     finally:
         context.destroy(0)
         link.close()
@@ -217,6 +225,36 @@ def test_health_is_decided_from_heartbeats(beats, now, problem):
         pulse.beat(heartbeat, at)
     found = pulse.problem(now)
     assert (found is None) if problem is None else (problem in found)
+
+
+@pytest.mark.parametrize(
+    ("found", "silence", "is_lost"),
+    [
+        pytest.param(Vitals(is_stopped=False, cpu_seconds=3.5), 20, False, id="it computes"),
+        pytest.param(Vitals(is_stopped=False, cpu_seconds=3.5), 61, True, id="it computes, but for too long"),
+        pytest.param(Vitals(is_stopped=False, cpu_seconds=3.0), 7, True, id="it does nothing"),
+        pytest.param(Vitals(is_stopped=True, cpu_seconds=3.5), 7, True, id="it is stopped"),
+        pytest.param(None, 7, True, id="nobody knows"),
+    ],
+)
+def test_a_silent_engine_that_computes_is_given_more_time(found, silence, is_lost):
+    pulse = Pulse()
+    pulse.beat(Heartbeat(time=0, steps=0, step_started=None, has_work=False, cpu_seconds=3.0), 0)
+    assert (pulse.problem(silence, lambda: found) is not None) == is_lost
+
+
+def test_a_process_tells_whether_it_is_stopped_and_what_it_has_computed():
+    process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        while (found := vitals(process.pid)).cpu_seconds < 0.05:
+            assert not found.is_stopped
+        process.send_signal(signal.SIGSTOP)
+        while not vitals(process.pid).is_stopped:
+            pass
+    finally:
+        process.kill()
+        process.wait()
+    assert vitals(process.pid) is None
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,250 @@
+"""Carries the autoscaler's steps out in a cluster. It writes status and pods; the Deployment follows in `reconcile`."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pagetide_spec.names import ANNOTATION_DRAINING, KIND
+from pagetide_spec.resource import InferenceService
+
+from .. import act
+from ..client import ApiError, Client
+from ..desired import wanted_replicas
+from ..status import Verdict
+from ..store import Name, Store
+from ..telemetry import Telemetry
+from .autoscaler import Autoscaler, Fleet, Step
+from .explain import active_condition, changes_in, limited_condition, sentence, status_after
+from .fleet import address_of, drain_patch, fleet_of, is_alive, undrain_patch
+from .policy import remembered
+from .samples import Sample
+from .scrape import Scraper
+from .services import Services
+from .windows import SCRAPE_S
+
+logger = logging.getLogger(__name__)
+
+Object = Mapping[str, Any]
+
+# A status that somebody else has written meanwhile is written again over the new one, so often, so much later.
+TRIES = 10
+RETRY_S = 0.2
+
+
+@dataclasses.dataclass
+class _Scaled:
+    """One service: which life of it, its autoscaler, and what its conditions say."""
+
+    uid: str
+    brain: Autoscaler
+    verdicts: tuple[Verdict, ...] = ()
+    lock: asyncio.Lock = dataclasses.field(default_factory=asyncio.Lock)
+
+
+class Scaler:
+    """Scales every service that has `spec.autoscaling`, round after round. `changed` is told whose status is to be
+    looked at again."""
+
+    def __init__(
+        self,
+        client: Client,
+        store: Store,
+        changed: Callable[[Name], None],
+        telemetry: Telemetry,
+        clock: Callable[[], float] = time.time,
+        interval_s: float = SCRAPE_S,
+    ) -> None:
+        self._client, self._store, self._changed, self._telemetry = client, store, changed, telemetry
+        self._clock, self._interval_s = clock, interval_s
+        self._scraper = Scraper(clock)
+        self._known: dict[Name, _Scaled] = {}
+        self._services = Services()
+        self._woken: asyncio.Queue[Name] = asyncio.Queue()
+        self._follows_cost = True
+
+    def verdicts(self, name: Name) -> tuple[Verdict, ...]:
+        """ScalingActive and ScalingLimited of a service; nothing before its first round."""
+        known = self._known.get(name)
+        return known.verdicts if known else ()
+
+    def noticed(self, name: Name) -> None:
+        """Something about a service has changed: one that sleeps may be wanted."""
+        status = (self._store.resource(name) or {}).get("status") or {}
+        if status.get("desiredReplicas") == 0:
+            self._woken.put_nowait(name)
+
+    async def run(self) -> None:
+        """Round after round, and in between whatever wakes."""
+        self._follows_cost = await self._knows_cost()
+        try:
+            await asyncio.gather(self._rounds(), self._wake())
+        finally:
+            await self._scraper.close()
+
+    async def _rounds(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            began = loop.time()
+            names = self._store.resources()
+            self._forget(names)
+            await asyncio.gather(*(self._guarded(name) for name in names))
+            await asyncio.sleep(max(0.0, self._interval_s - (loop.time() - began)))
+
+    async def _wake(self) -> None:
+        while True:
+            await self._guarded(await self._woken.get())
+
+    async def _guarded(self, name: Name) -> None:
+        """One service's round; whatever goes wrong with it stops no other."""
+        try:
+            await self._look(name)
+        except ApiError as error:
+            logger.warning("%s/%s: not scaled: %s", *name, error)
+        except Exception:
+            logger.exception("%s/%s: not scaled: unexpected error", *name)
+
+    def _forget(self, names: list[Name]) -> None:
+        self._services.forget_all_but(set(names))
+        for name in self._known.keys() - set(names):
+            self._forget_one(name)
+
+    def _forget_one(self, name: Name) -> None:
+        if self._known.pop(name, None):
+            self._telemetry.forget_scaling(name)
+
+    async def _undrain_all(self, name: Name) -> None:
+        """Nobody removes a draining pod of a service that is not scaled any more."""
+        for pod in self._pods(name):
+            if ANNOTATION_DRAINING in (pod["metadata"].get("annotations") or {}):
+                await self._patch(name, pod["metadata"]["uid"], undrain_patch(), "stays")
+
+    async def _knows_cost(self) -> bool:
+        """Whether ReplicaSets here heed the deletion cost: from Kubernetes 1.22 on."""
+        try:
+            version = await self._client.request("GET", "/version")
+            return (int(version["major"]), int("".join(filter(str.isdigit, version["minor"])))) >= (1, 22)
+        except (ApiError, LookupError, ValueError) as error:
+            logger.warning("the cluster's version is not known, taken for 1.22 or later: %s", error)
+            return True
+
+    async def _look(self, name: Name) -> None:
+        resource = self._store.resource(name)
+        service = self._services.scalable(name, resource)
+        if resource is None or service is None:
+            self._forget_one(name)
+            await self._undrain_all(name)
+            return
+        known = self._known.get(name)
+        if known is None or known.uid != service.uid:
+            known = self._known[name] = self._first_sight(resource, service)
+        async with known.lock:
+            await self._scale(name, service, known)
+
+    def _first_sight(self, resource: Object, service: InferenceService) -> _Scaled:
+        status = resource.get("status") or {}
+        changes = changes_in(status.get("autoscaling") or {})
+        memory = remembered(changes, wanted_replicas(service, status), self._clock())
+        return _Scaled(service.uid, Autoscaler(memory, self._follows_cost))
+
+    async def _scale(self, name: Name, service: InferenceService, known: _Scaled) -> None:
+        if service.paused:
+            return self._tell(name, known, (Verdict("ScalingActive", False, "Paused", "the service is paused"),))
+        await self._scrape(name, known)
+        resource = self._store.resource(name)
+        if resource is None or service.autoscaling is None:
+            return None
+        fleet = self._fleet(name, resource, service)
+        step = known.brain.step(fleet, service.autoscaling, service.drain_seconds, self._clock())
+        await self._carry_out(name, step)
+        if step.is_change and await self._write(name, service, step):
+            known.brain.made(step, service.autoscaling, self._clock())
+        self._telemetry.scaling(name, step.decision, step.desired)
+        return self._tell(name, known, _verdicts(step))
+
+    def _fleet(self, name: Name, resource: Object, service: InferenceService) -> Fleet:
+        children = self._store.children(name)
+        deployment = next((c for c in children if c["kind"] == "Deployment"), None)
+        desired = wanted_replicas(service, resource.get("status") or {})
+        return fleet_of(resource, deployment, self._pods(name), desired)
+
+    def _pods(self, name: Name) -> list[Object]:
+        return [c for c in self._store.children(name) if c["kind"] == "Pod" and is_alive(c)]
+
+    async def _scrape(self, name: Name, known: _Scaled) -> None:
+        pods = {p["metadata"]["uid"]: address_of(p) for p in self._pods(name)}
+        found = await self._scraper.scrape({uid: url for uid, url in pods.items() if url})
+        for uid, sample in found.items():
+            is_good = isinstance(sample, Sample)
+            self._telemetry.scrapes.labels("ok" if is_good else "failed").inc()
+            if isinstance(sample, Sample):
+                known.brain.saw(uid, sample)
+            else:
+                logger.debug("%s/%s: no metrics of %s: %s", *name, uid, sample)
+
+    async def _carry_out(self, name: Name, step: Step) -> None:
+        """Tell gateways and the ReplicaSet who leaves, and who does not after all."""
+        for uid in step.undrain:
+            await self._patch(name, uid, undrain_patch(), "stays")
+        if step.drain:
+            await self._patch(name, step.drain, drain_patch(self._clock()), "drains, to leave")
+
+    async def _patch(self, name: Name, uid: str, patch: Object, word: str) -> None:
+        pod = next((p for p in self._pods(name) if p["metadata"]["uid"] == uid), None)
+        if pod is None:
+            return
+        logger.info("%s/%s: pod %s %s", *name, pod["metadata"]["name"], word)
+        written = await act.patch_pod(self._client, pod, patch)
+        if written is not None:
+            self._store.put("Pod", written)
+
+    async def _write(self, name: Name, service: InferenceService, step: Step) -> bool:
+        """Put the new number into the status, where `reconcile` finds it, and tell everybody; whether it was done."""
+        for _ in range(TRIES):
+            resource = self._store.resource(name)
+            if resource is None:
+                return False
+            status = resource.get("status") or {}
+            if wanted_replicas(service, status) != step.decision.current:
+                return False  # bounds have changed meanwhile; the next round sees it
+            told = status_after(status.get("autoscaling") or {}, step.decision, step.desired, self._clock())
+            try:
+                change = {"desiredReplicas": step.desired, "autoscaling": told}
+                written = await act.write_status(self._client, resource, change)
+            except ApiError as error:
+                if error.code != 409:
+                    raise
+                await asyncio.sleep(RETRY_S)
+                continue
+            if written is None:
+                return False
+            self._store.put(KIND, written)
+            self._changed(name)
+            await self._announce(name, resource, step)
+            return True
+        raise ApiError(409, "Conflict", f"its status was written by others {TRIES} times in a row")
+
+    async def _announce(self, name: Name, resource: Object, step: Step) -> None:
+        text = sentence(step.decision, step.desired)
+        logger.info("%s/%s: %s", *name, text)
+        self._telemetry.scaled(name, step.decision, step.desired)
+        try:
+            await act.post_event(self._client, resource, "Normal", "Scaled", text)
+        except ApiError as error:  # status and log say the same
+            logger.warning("%s/%s: no Event: %s", *name, error)
+
+    def _tell(self, name: Name, known: _Scaled, verdicts: tuple[Verdict, ...]) -> None:
+        if verdicts != known.verdicts:
+            known.verdicts = verdicts
+            self._changed(name)
+
+
+def _verdicts(step: Step) -> tuple[Verdict, ...]:
+    return (
+        Verdict("ScalingActive", *active_condition(step.decision)),
+        Verdict("ScalingLimited", *limited_condition(step.decision)),
+    )

@@ -1,0 +1,79 @@
+"""What a cluster has: which version of each kind, and what of Kubernetes' newer fields it knows."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TypeVar
+
+from pagetide_spec.errors import PagetideError
+
+from . import act
+from .client import ApiError, Client
+from .desired import Platform
+from .kinds import CHILDREN, MONITOR, OPTIONAL, RESOURCE, Kind
+
+T = TypeVar("T")
+logger = logging.getLogger(__name__)
+
+EVICTION_POLICY_SINCE = (1, 27)
+
+
+class OperatorError(PagetideError):
+    """The operator cannot run, or cannot go on; a restart may help."""
+
+
+async def patiently(call: Callable[[], Awaitable[T]]) -> T:
+    """The result of a request, tried again each second while the server does not answer.
+
+    Raises:
+        OperatorError: the server refuses it, and will again.
+    """
+    while True:
+        try:
+            return await call()
+        except ApiError as error:
+            if not error.is_temporary and error.code < 500:
+                raise OperatorError(f"API server: {error}") from error
+            logger.warning("%s; trying again", error)
+            await asyncio.sleep(1)
+
+
+class Discovery:
+    """`versions`: the apiVersion of each kind that this cluster has, by kind."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self.versions: dict[str, str] = {}
+
+    async def platform(self, image: str, surge_patience: float) -> Platform:
+        """Find out everything; waits for the API server as long as it takes.
+
+        Raises:
+            OperatorError: the CRD is not installed.
+        """
+        await self._look_for((RESOURCE, *CHILDREN, *OPTIONAL))
+        if RESOURCE.name not in self.versions:
+            raise OperatorError("the CustomResourceDefinition is not installed: pagetide crd | kubectl apply -f -")
+        version = await patiently(functools.partial(act.server_version, self._client))
+        return Platform(
+            image=image,
+            budget_version=self.versions["PodDisruptionBudget"],
+            has_eviction_policy=version >= EVICTION_POLICY_SINCE,
+            has_service_monitors=MONITOR.name in self.versions,
+            surge_patience=surge_patience,
+        )
+
+    async def has_service_monitors(self) -> bool:
+        """Look anew for what may come and go while the operator runs."""
+        await self._look_for(OPTIONAL)
+        return MONITOR.name in self.versions
+
+    async def _look_for(self, kinds: Iterable[Kind]) -> None:
+        for kind in kinds:
+            version = await patiently(functools.partial(act.discover, self._client, kind))
+            self.versions.pop(kind.name, None)
+            if version is not None:
+                self.versions[kind.name] = version

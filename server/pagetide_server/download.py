@@ -1,0 +1,34 @@
+"""`pagetide serve MODEL --download-only`: fill the hub's cache with what a server will read, and end."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+from pagetide_spec.config import EngineConfig
+from pagetide_spec.errors import PagetideError, SettingError
+
+from .checkpoint.files import resolve
+from .text.tokenizer import Tokenizer
+from .wire.launch import EXIT_SETTING, EXIT_START
+
+log = logging.getLogger("pagetide")
+
+
+def download(config: EngineConfig) -> int:
+    """Fetch model and tokenizer; 0, or the exit code that a server would end with for the same reason."""
+    try:
+        folder = resolve(config, _tell)
+        Tokenizer.load(config)  # it may be another repository's
+    except SettingError as error:
+        print(f"pagetide serve: error: {error}", file=sys.stderr)
+        return EXIT_SETTING
+    except PagetideError as error:
+        print(f"pagetide serve: error: {error}", file=sys.stderr)
+        return EXIT_START
+    log.info("%s is in %s", config.model, folder)
+    return 0
+
+
+def _tell(stage: str, fraction: float) -> None:
+    log.info("%s: %.0f%%", stage, 100 * fraction)

@@ -1,0 +1,48 @@
+"""`pagetide serve --download-only`: ends with the exit code that a server would end with, and opens no port."""
+
+import huggingface_hub
+import pytest
+from huggingface_hub.errors import LocalEntryNotFoundError
+
+from pagetide_server import serve
+
+
+@pytest.fixture
+def hub(monkeypatch, tiny_model):
+    """A hub that has one model; what was asked of it."""
+    asked = []
+
+    def download(repository, *, revision, allow_patterns):
+        asked.append((repository, revision))
+        if repository == "org/gone":
+            raise LocalEntryNotFoundError("no way to the hub")
+        return str(tiny_model("llama"))
+
+    def listen(*_):
+        raise AssertionError("no port is needed")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    monkeypatch.setattr(serve, "listen", listen)
+    return asked
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "expected"),
+    [
+        pytest.param(["org/name", "--revision=v2"], 0, {("org/name", "v2")}, id="a model at its revision"),
+        pytest.param(
+            ["org/name", "--tokenizer=org/words"], 0, {("org/name", None), ("org/words", None)}, id="another tokenizer"
+        ),
+        pytest.param(["org/gone"], 3, {("org/gone", None)}, id="a hub that does not answer"),
+        pytest.param(["/no/such/folder"], 2, set(), id="no model at all"),
+    ],
+)
+def test_download_only(hub, arguments, code, expected):
+    assert serve.main([*arguments, "--download-only"]) == code
+    assert set(hub) == expected
+
+
+def test_the_last_line_says_why(hub, capsys):
+    """It is what the status of the service shows."""
+    serve.main(["org/gone", "--download-only"])
+    assert capsys.readouterr().err.splitlines()[-1].startswith("pagetide serve: error: model: 'org/gone': ")
