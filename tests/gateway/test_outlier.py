@@ -12,6 +12,7 @@ from pagetide_gateway import outlier
 from pagetide_gateway.figures import parse, stall_limit
 from pagetide_gateway.outlier import FAILURES_TO_EJECT, FIRST_EJECTION_S, GOOD, after_failure, takes_part
 from pagetide_gateway.registry import Replica
+from pagetide_gateway.routing import ExpectedTime
 
 
 def after(count: int, now: float = 0.0, standing=GOOD):
@@ -166,7 +167,11 @@ async def test_figures_that_are_no_numbers_do_not_end_the_watch_over_others(star
         return 'pagetide_kv_capacity_tokens{model_name="m"} NaN\npagetide_max_num_seqs{model_name="m"} +Inf\n'
 
     odd.metrics = metrics
-    front = await start_gateway(odd, bad, stall_s=0.4)
+    front = await start_gateway(odd, bad, stall_s=0.4, make_router=ExpectedTime)
+    for i in range(4):  # the router compares the figures with what it has sent
+        async with front.post({"model": "m", "prompt": str(i) * 1000}) as response:
+            assert response.status == 200
+    assert odd.requests
     await asyncio.sleep(0.3)  # the figures have been read
     bad.answer = odd.answer = hang
     async with asyncio.timeout(5), front.post({"model": "m", "stream": True}) as response:
