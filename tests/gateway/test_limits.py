@@ -51,12 +51,12 @@ async def test_a_fault_of_the_gateway_is_an_error_object_too(start_replicas, sta
     assert await front.metric('pagetide_gateway_requests_total{code="500",model_name="m"}') == 1
 
 
-async def test_bodies_share_a_budget_until_their_answers_begin(start_replicas, start_gateway, until):
-    (replica,) = await start_replicas(1)
-    may_begin, may_end = asyncio.Event(), asyncio.Event()
+def stream_until(may_end: asyncio.Event, may_begin: asyncio.Event | None = None):
+    """An answer of one event, and its end when the test says so."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
-        await may_begin.wait()
+        if may_begin is not None:
+            await may_begin.wait()
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await response.prepare(request)
         await response.write(b"data: 1\n\n")
@@ -64,7 +64,13 @@ async def test_bodies_share_a_budget_until_their_answers_begin(start_replicas, s
         await response.write(b"data: [DONE]\n\n")
         return response
 
-    replica.answer = answer
+    return answer
+
+
+async def test_bodies_share_a_budget_until_their_answers_begin(start_replicas, start_gateway, until):
+    (replica,) = await start_replicas(1)
+    may_begin, may_end = asyncio.Event(), asyncio.Event()
+    replica.answer = stream_until(may_end, may_begin)
     front = await start_gateway(replica, max_body=1000, all_bodies=1500)
     body = {"model": "m", "prompt": "x" * 900}
     first = asyncio.create_task(front.client.post(front.url + "/v1/completions", json=body))
@@ -145,16 +151,7 @@ async def test_a_refusal_before_the_body_has_come_closes_the_connection(start_re
 async def test_a_draining_gateway_keeps_no_connection(start_replicas, start_gateway):
     (replica,) = await start_replicas(1)
     may_end = asyncio.Event()
-
-    async def answer(request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
-        await response.prepare(request)
-        await response.write(b"data: 1\n\n")
-        await may_end.wait()
-        await response.write(b"data: [DONE]\n\n")
-        return response
-
-    replica.answer = answer
+    replica.answer = stream_until(may_end)
     front = await start_gateway(replica)
     body = json.dumps({"model": "m", "stream": True}).encode()
     head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body)
