@@ -9,7 +9,8 @@ import pytest
 from pagetide_gateway.routing import ExpectedTime, RoundRobin
 from pagetide_operator.simulate.command import main
 from pagetide_operator.simulate.routing import Fleet, Replay, compare, pooled_hit_ratio, quantile
-from pagetide_spec.traces import BLOCK_TOKENS, Row
+from pagetide_spec.errors import SettingError
+from pagetide_spec.traces import BLOCK_TOKENS, Row, parse
 
 B = BLOCK_TOKENS
 ONE = Fleet(replicas=1, cache_blocks=10, prefill_rate=1024, decode_s=0.1)
@@ -117,3 +118,8 @@ def test_a_wrong_call_is_named(trace, arguments, named, capsys):
         code = error.code
     assert code == 2
     assert named in capsys.readouterr().err
+
+
+def test_a_trace_without_requests_is_refused():
+    with pytest.raises(SettingError, match="has no requests"):
+        parse("TIMESTAMP,ContextTokens,GeneratedTokens\n", "empty.csv")
