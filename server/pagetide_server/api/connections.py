@@ -11,7 +11,7 @@ import uuid
 from typing import Any
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from pagetide_spec.names import HEADER_REQUEST_ID
 
@@ -39,11 +39,16 @@ class TimedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: Any) -> None:
         """A client connected."""
         super().connection_made(transport)
+        self._unanswered: list[RequestResponseCycle] = []
         self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is closed."""
         self._stop_timer()
+        # uvicorn tells only the last of several pipelined requests; it is an earlier one that is being answered.
+        for cycle in self._unanswered:
+            cycle.disconnected = not cycle.response_complete
+            cycle.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -65,6 +70,7 @@ class TimedProtocol(HttpToolsProtocol):
             # ASGI's types know no extension of a server's own.
             extensions: Any = {SHORT_WAY: ShortWay(self.cycle, self.outgoing)}
             self.cycle.scope["extensions"] = extensions
+            self._unanswered = [cycle for cycle in self._unanswered if not cycle.response_complete] + [self.cycle]
 
     def on_message_complete(self) -> None:
         """A request is complete, unless it offers to change the protocol: then its body is still to be read."""
