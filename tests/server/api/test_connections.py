@@ -6,6 +6,10 @@ import concurrent.futures as futures
 import json
 import socket
 
+import pytest
+
+from pagetide_server.api.connections import MAX_HEAD
+
 # Of fake_core.py.
 SLOW = 380
 BODY = {"prompt": "The old", "max_tokens": 400, "stream": True, "ignore_eos": True}
@@ -75,3 +79,29 @@ def test_a_pipelining_client_that_leaves_is_no_error_of_the_server(launch, wait)
         assert wait(lambda: idle(server), 5) < 2
         assert server.metric("pagetide_requests_total", finish_reason="abort") == 1
         assert "Traceback" not in server.log.read_text()
+
+
+def test_a_head_without_end_is_refused(server):
+    begun = b"GET /livez HTTP/1.1\r\nX-Long: "
+    with connect(server) as found:
+        # Not a byte more: what is left unread would reset the connection, and the answer be lost with it.
+        found.sendall(begun + b"a" * (MAX_HEAD + 1 - len(begun)))
+        answer = read_all(found)
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b"larger than %d bytes" % MAX_HEAD in answer
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param(b"zz\r\n{}", id="at its first chunk"),
+        pytest.param(b"2\r\n{}\r\nzz\r\n", id="at a later chunk"),
+    ],
+)
+def test_a_body_that_stops_being_http_is_answered(server, body):
+    with connect(server) as found:
+        found.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + body)
+        answer = read_all(found)
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert answer.count(b"HTTP/1.1") == 1
+    assert b"the request is no valid HTTP" in answer
