@@ -104,6 +104,7 @@ def test_the_command_prints_a_table(trace, capsys):
     ("arguments", "named"),
     [
         pytest.param(["--replicas", "0"], "--replicas", id="no replica"),
+        pytest.param(["--replicas", "1000000000"], "--replicas", id="a fleet without end"),
         pytest.param(["--prefill-rate", "nan"], "--prefill-rate", id="no number"),
         pytest.param(["--json", "/no/such/folder/x"], "--json", id="cannot be written"),
         pytest.param(["--trace", "/no/such/file"], "--trace", id="no such trace"),
