@@ -12,6 +12,7 @@ import pytest
 from pagetide_server.bench.figures import CUT_OFF, Distribution, Outcome, distribution, summarize
 from pagetide_server.bench.flags import parse as parse_flags
 from pagetide_server.bench.prompts import Prompts, Ruler, ruler
+from pagetide_server.bench.report import table
 from pagetide_server.bench.scrape import queue_time
 from pagetide_server.bench.shapes import Lengths, Mix, Shape, closed, lengths, made_up, poisson, replayed, within
 from pagetide_server.bench.slo import slo
@@ -307,6 +308,11 @@ def test_a_summary_of_nothing():
     assert (got.ok, got.seconds, got.error_rate) == (0, 0, 0)
     assert set(got.rates.values()) == {0}
     assert set(got.latencies.values()) == {None}
+
+
+def test_a_long_reason_of_failure_stays_apart_from_its_count():
+    summary = summarize([outcome(10, 11, 12, failure="ConnectionRefusedError")])
+    assert "failed: ConnectionRefusedError 1" in table(summary, is_open_loop=False)
 
 
 # ---- limits
