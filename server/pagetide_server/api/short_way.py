@@ -31,10 +31,12 @@ class Outgoing:
             self.flush()
 
     def flush(self) -> None:
-        """Write everything now."""
+        """Write everything now, but for pieces whose client has left meanwhile."""
         pieces, self._pieces = self._pieces, []
         for transport, data in pieces:
-            transport.write(data)
+            # uvloop's transports raise once they are closed: it must not cost the others their pieces.
+            if not transport.is_closing():
+                transport.write(data)
 
 
 class ShortWay:
