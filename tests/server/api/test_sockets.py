@@ -135,6 +135,26 @@ def test_pipelined_requests_are_answered_in_order(server):
     assert texts == [server.complete(prompt=p, max_tokens=4)["choices"][0]["text"] for p in prompts]
 
 
+@pytest.mark.parametrize("streams", [True, False], ids=["streams", "whole answers"])
+def test_a_client_that_leaves_with_requests_in_line_frees_everything(server, wait, streams):
+    wait(lambda: idle(server))
+    aborted = server.metric("pagetide_requests_total", finish_reason="abort")
+    body = {"prompt": [300, 301], "max_tokens": 60, "stream": True, "ignore_eos": True}
+    found = connect(server)
+    found.sendall(wire("/v1/completions", {**LONG, "stream": streams}) * 3)
+    wait(lambda: server.metric("pagetide_requests_running") == 1)
+    others = [opened(server, **body) for _ in range(6)]
+    begun = [read_events(other, 1) for other in others]
+    found.close()
+    for other, data in zip(others, begun, strict=True):
+        data += read_events(other, 61 - data.count(b"data:"))
+        assert data.count(b'"text"') == 60
+        assert b'"error"' not in data
+        other.close()
+    assert wait(lambda: idle(server), 10) < 2
+    assert server.metric("pagetide_requests_total", finish_reason="abort") - aborted == 1
+
+
 def whole_answer(file):
     """Status line and JSON of the next of several answers."""
     status, length = file.readline().strip(), 0
