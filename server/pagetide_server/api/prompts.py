@@ -61,16 +61,16 @@ class Prompter:
             found.append(PromptText(self._checked(ids, keep, room), text))
         return found
 
-    async def chat_prompt(self, request: ChatRequest | TokenizeRequest, special: bool) -> PromptText:
-        """The prompt of a chat, from its messages and the template.
+    async def chat_prompt(self, request: ChatRequest, special: bool) -> tuple[str, list[int]]:
+        """The prompt of a chat, from its messages and the template: as text, and its token ids.
 
         Raises:
             ApiError: 400; wrong messages, no template, the template's own objection, or too long for the window.
         """
         text = await self.render(request)
-        keep = getattr(request, "truncate_prompt_tokens", None)
+        keep = request.truncate_prompt_tokens
         (ids,) = await self.encode([text], special, None if keep else 1)
-        return PromptText(self._checked(ids, keep), text)
+        return text, self._checked(ids, keep)
 
     async def render(self, request: ChatRequest | TokenizeRequest) -> str:
         """The text of a chat's prompt.
