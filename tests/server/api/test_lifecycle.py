@@ -70,8 +70,9 @@ def test_a_loading_server_is_alive_but_not_ready(launch, wait, free_port):
     assert "loading: weights" in server.log.read_text()
 
 
-def test_sigterm_while_loading_ends_at_once(launch, wait, free_port):
-    with launch(f"--port={free_port}", ready=False, FAKE_LOAD_S="30") as server:
+@pytest.mark.parametrize("slow", ["FAKE_LOAD_S", "FAKE_TOKENIZER_S"], ids=["the model", "the tokenizer"])
+def test_sigterm_while_loading_ends_at_once(launch, wait, free_port, slow):
+    with launch(f"--port={free_port}", ready=False, **{slow: "30"}) as server:
         server.url = f"http://127.0.0.1:{free_port}"
         wait(lambda: server.status("/livez") == 200)
         began = time.monotonic()
@@ -224,7 +225,8 @@ def test_the_engine_dies_with_a_killed_server(launch, wait):
     ],
 )
 def test_a_failed_start_says_why(launch, fault, code, said):
-    with launch(ready=False, FAKE_LOAD_ERROR=fault) as server:
+    # A tokenizer that is still being fetched holds up nobody.
+    with launch(ready=False, FAKE_LOAD_ERROR=fault, FAKE_TOKENIZER_S="60") as server:
         assert server.process.wait(20) == code
     lines = [line for line in server.log.read_text().splitlines() if "error:" in line]
     assert len(lines) == 1
