@@ -80,6 +80,11 @@ def test_cors_is_off_unless_asked(launch, flags, allowed):
         answer = httpx.options(server.url + "/v1/completions", headers=ask)
         assert answer.headers.get("access-control-allow-origin") == allowed
         assert (answer.status_code == 200) is (allowed is not None)
+        assert answer.headers["x-request-id"]
+        refused = httpx.post(server.url + "/v1/completions", headers={"origin": ORIGIN}, json={})
+        # What a page's script may read of an answer.
+        names = ("access-control-allow-origin", "access-control-expose-headers")
+        assert [refused.headers.get(name) for name in names] == [allowed, allowed and "x-request-id"]
 
 
 def test_the_openapi_document_has_the_request_bodies(server):
