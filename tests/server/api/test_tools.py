@@ -84,6 +84,7 @@ HERMES_TWO = """Let me see.
             HermesParser, '<tool_call>{"name": "f", "arguments": {"a": ', "", "", [("f", '{"a": ')],
             id="hermes: cut by the length",
         ),
+        pytest.param(HermesParser, "<tool_call>f(1)</tool_call>", "f(1)", "", [], id="hermes: no object inside"),
         pytest.param(HermesParser, '<tool_call>{"a": 1}</tool_call>', '{"a": 1}', "", [], id="hermes: no call inside"),
         pytest.param(
             Llama3Parser, ' {"name": "f", "parameters": {"a": 1}}; {"name": "g", "parameters": {}}', "", "",
@@ -95,6 +96,19 @@ HERMES_TWO = """Let me see.
         pytest.param(Llama3Parser, 'So {"name": "f"}', 'So {"name": "f"}', "", [], id="llama3: text"),
         pytest.param(Llama3Parser, "<|pyth", "<|pyth", "", [], id="llama3: half a tag"),
         pytest.param(Llama3Parser, '{"answer": 42}', '{"answer": 42}', "", [], id="llama3: another object"),
+        pytest.param(
+            Llama3Parser, '{"a": [1]}, {"b": 2}; so\n{}\n', '{"a": [1]}, {"b": 2}; so\n{}\n', "", [],
+            id="llama3: objects and text",
+        ),
+        pytest.param(
+            Llama3Parser, '{"name": "f", "parameters": {}};\n{"a": 1} ', ';\n{"a": 1} ', "", [("f", "{}")],
+            id="llama3: a call and another object",
+        ),
+        pytest.param(
+            Llama3Parser, '{"name": "f", "parameters": {}} It is; ', " It is; ", "", [("f", "{}")],
+            id="llama3: text behind a call",
+        ),
+        pytest.param(Llama3Parser, "<|python_tag|>print({1: 2})", "print({1: 2})", "", [], id="llama3: code"),
         pytest.param(
             MistralParser, 'Ok. [TOOL_CALLS] [{"name": "f", "arguments": {"a": "]"}}, {"name": "g", "arguments": {}}]',
             "Ok.", "", [("f", '{"a": "]"}'), ("g", "{}")], id="mistral: a list",
