@@ -11,7 +11,6 @@ from ..process.client import EngineClient, Prompt
 from ..process.mailbox import Mailbox
 from ..text.answer import Delta, joined
 from ..text.tokenizer import Tokenizer
-from ..wire.faults import EngineDead
 from ..wire.messages import SequenceOutput, TokenLogprobs
 from .answer import RecordedAnswer
 from .errors import ApiError, refusal
@@ -65,8 +64,9 @@ def generating(
     try:
         with engine.open(prompts, submitted, name) as box:
             yield Generation(engine, metrics, box, runs)
-    except EngineDead:
-        reason = "error"
+    except Exception as error:
+        # Prompts that run beside one that the engine refused are cut, by us.
+        reason = "abort" if isinstance(error, ApiError) else "error"
         raise
     finally:
         for run in runs:

@@ -131,6 +131,12 @@ async def test_a_dead_engine_is_an_error_of_every_open_prompt(start, engine, met
     assert counted(metrics) == {"length": 1, "error": 1}
 
 
+async def test_an_answer_that_cannot_be_written_counts_as_an_error(start, engine, metrics):
+    with pytest.raises(ValueError, match="no JSON"), start():
+        raise ValueError("no JSON")
+    assert counted(metrics) == {"error": 1}
+
+
 def plain(token, **fields):
     return SequenceOutput(request_id="r-0", token_ids=[token], **fields)
 
