@@ -85,7 +85,7 @@ class Server:
             self._progress.close()
             http.should_exit = True
             await asyncio.wait([serving])
-            await self._context.engine.close()
+            await self._context.engine.close(at_once=self._hurried.is_set())
             if self._context.prompter is not None:
                 self._context.prompter.close()
             if self._context.tracing is not None:

@@ -142,6 +142,19 @@ def test_a_second_signal_cuts_streams_with_an_error(launch, wait, second, code):
         assert "shutting down" in job.result(5)
 
 
+def test_a_second_signal_does_not_wait_for_a_long_step(launch, wait):
+    with launch() as server, futures.ThreadPoolExecutor(1) as pool:
+        job = pool.submit(server.post, "/v1/completions", prompt=[LONG_STEP, 300], max_tokens=5)
+        # Until its first step is over, it waits.
+        wait(lambda: server.metric("pagetide_requests_waiting") == 1)
+        server.process.send_signal(signal.SIGTERM)
+        wait(lambda: server.status("/readyz") == 503)
+        began = time.monotonic()
+        assert server.stop() == 143
+        assert time.monotonic() - began < 4
+        assert job.result(20).status_code == 503
+
+
 def test_a_drain_has_an_end(launch, wait):
     with launch("--shutdown-timeout-s=1", FAKE_STEP_S="0.1") as server, futures.ThreadPoolExecutor(1) as pool:
         job = pool.submit(stream, server, max_tokens=400)
