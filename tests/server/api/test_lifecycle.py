@@ -17,9 +17,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from pagetide_server.api.server import Server
+from pagetide_server.api.server import EXIT_HTTP, Server
 from pagetide_server.api.sockets import listen
 from pagetide_server.text.tokenizer import Tokenizer
+from pagetide_server.wire.launch import EXIT_ENGINE, EXIT_SETTING, EXIT_START
 from pagetide_spec.config import EngineConfig
 
 # Of fake_core.py.
@@ -326,6 +327,8 @@ def test_help_groups_flags_and_shows_defaults():
     assert found.returncode == 0
     for text in ("scheduling:", "memory:", "--max-num-seqs", "(default: 16)", "PAGETIDE_", "exit codes"):
         assert text in found.stdout
+    for code in (0, EXIT_HTTP, EXIT_SETTING, EXIT_START, EXIT_ENGINE, 130):
+        assert f"\n  {code:<3}  " in found.stdout
 
 
 def test_the_engine_can_be_told_from_the_server_in_a_list_of_processes(server):

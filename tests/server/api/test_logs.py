@@ -92,6 +92,12 @@ def test_the_openapi_document_has_the_request_bodies(server):
     schemas = document["components"]["schemas"]
     body = document["paths"]["/v1/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
     assert body == {"$ref": "#/components/schemas/CompletionRequest"}
+    # Errors have one form, and none is sent that the document leaves out.
+    answers = document["paths"]["/v1/models/{name}"]["get"]["responses"]
+    assert answers.keys() == {"200", "400", "401", "404", "405", "408", "413", "429", "500", "503"}
+    forms = [answer["content"]["application/json"]["schema"] for code, answer in answers.items() if code != "200"]
+    assert forms == [{"$ref": "#/components/schemas/Error"}] * 9
+    assert not schemas.keys() & {"HTTPValidationError", "ValidationError"}
     temperature = schemas["CompletionRequest"]["properties"]["temperature"]
     assert {"type": "number", "minimum": 0, "maximum": 2} in temperature["anyOf"]
     assert "prompt" in schemas["CompletionRequest"]["required"]
