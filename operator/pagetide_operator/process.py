@@ -25,6 +25,7 @@ from .capacity import Meter, metrics_of
 from .client import ApiError, Client, Fenced
 from .desired import Platform
 from .discovery import Discovery, OperatorError, patiently
+from .gauges import StoreGauges
 from .handlers import Sight, registry_for, settings_for
 from .kinds import BY_NAME, OPTIONAL
 from .leader import RENEW_DEADLINE, Leader
@@ -73,6 +74,7 @@ class Operator:
         self._telemetry = telemetry.Telemetry()
         self._telemetry.waiting.set_function(lambda: len(self._queue))
         self._telemetry.services.set_function(lambda: len(self._store.resources()))
+        self._telemetry.registry.register(StoreGauges(self._store, self._sight.heard))
         self._watchdog = Watchdog(k.name for k in BY_NAME.values() if k.is_watched)
         self._meter = Meter(metrics_of, self._queue.add)
         self._scaler = Scaler(self._client, self._store, self._queue.add, self._telemetry)
@@ -154,7 +156,7 @@ class Operator:
 
     async def _relist(self) -> dict[str, int]:
         """List everything into the store; how many services it was wrong about, by kind."""
-        self._reconciler.note(has_service_monitors=await self._discovery.has_service_monitors())
+        self._reconciler.note(**await self._discovery.options())
         names: list[str | None] = list(self._options.namespaces) or [None]
         found = await patiently(lambda: act.every(self._client, self._discovery.versions, names))
         for kind in (k.name for k in OPTIONAL if k.name not in found):
