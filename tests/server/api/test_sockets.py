@@ -12,6 +12,8 @@ import time
 
 import pytest
 
+from pagetide_server.api.connections import MAX_PIPELINED
+
 # Of fake_core.py.
 SLOW = 380
 LONG = {"prompt": [SLOW, 300, 301], "max_tokens": 400, "ignore_eos": True}
@@ -128,11 +130,13 @@ def test_a_slow_reader_holds_up_nobody_and_loses_nothing(server):
 
 def test_pipelined_requests_are_answered_in_order(server):
     found = connect(server)
-    prompts = ["The old", "In the market"]
+    # More than are read while one is answered.
+    prompts = ["The old", "In the market"] * MAX_PIPELINED
     found.sendall(b"".join(wire("/v1/completions", {"prompt": p, "max_tokens": 4}) for p in prompts))
     with found, found.makefile("rb") as file:
         texts = [whole_answer(file)[1]["choices"][0]["text"] for _ in prompts]
-    assert texts == [server.complete(prompt=p, max_tokens=4)["choices"][0]["text"] for p in prompts]
+    want = [server.complete(prompt=p, max_tokens=4)["choices"][0]["text"] for p in prompts[:2]]
+    assert texts == want * MAX_PIPELINED
 
 
 @pytest.mark.parametrize("streams", [True, False], ids=["streams", "whole answers"])
