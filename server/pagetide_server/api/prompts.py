@@ -161,4 +161,13 @@ def _separate(prompt: Any) -> list[str | list[int]]:
 
 def _characters(messages: list[dict[str, Any]]) -> int:
     """About how much text a template has to handle."""
-    return sum(len(c) if isinstance(c := m.get("content"), str) else 1024 for m in messages)
+    return sum(_length(message.get("content")) for message in messages)
+
+
+def _length(content: Any) -> int:
+    if isinstance(content, str):
+        return len(content)
+    parts = content if isinstance(content, list) else []
+    texts = [part.get("text") for part in parts if isinstance(part, dict)]
+    # A message without text may hold calls.
+    return sum((len(text) for text in texts if isinstance(text, str)), start=1024)
