@@ -95,6 +95,8 @@ MOONCAKE = """\
 
 {"timestamp": 1000, "input_length": 5, "output_length": 0, "hash_ids": []}
 """
+LATE = '{"timestamp": 1e15, "input_length": 1, "output_length": 1}'
+LONG = '{"timestamp": 0, "input_length": 10000000000, "output_length": 1}'
 AZURE = """\
 TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:15:59.5000000,374,44
@@ -122,6 +124,9 @@ def test_a_trace_is_read(text, rows):
         pytest.param(AZURE + "2023-11-16 18:16:01,1\n", "line 4:", id="a column is missing"),
         pytest.param(MOONCAKE + '{"timestamp": 1}', "line 4: Object missing required field", id="a field is missing"),
         pytest.param('{"timestamp": 1, "input_length": 0, "output_length": 1}', "line 1: lengths", id="no input"),
+        pytest.param("TIMESTAMP,ContextTokens,GeneratedTokens\n", "has no requests", id="a heading alone"),
+        pytest.param(f"{MOONCAKE}{LATE}", r"spans 1.16e\+07 days", id="times in another unit"),
+        pytest.param(LONG, "line 1: lengths must be at most 1000000000", id="a prompt of more than any model takes"),
     ],
 )
 def test_a_wrong_trace_is_told_by_its_line(text, problem):
