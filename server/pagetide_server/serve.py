@@ -30,6 +30,7 @@ Every flag can also be set by an environment variable: PAGETIDE_MAX_NUM_SEQS for
 
 exit codes:
   0    ended after SIGTERM or Ctrl-C; running requests were finished
+  1    the HTTP side ended by itself; the log says why
   2    a setting is wrong (also: the port is taken, the model does not exist)
   3    the model could not be loaded
   4    the engine failed while serving

@@ -6,11 +6,15 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from pagetide_spec.errors import PagetideError
+from pagetide_spec.names import HEADER_REQUEST_ID
+from pagetide_spec.web import request_id_of
 
 from . import chat, completions, errors, health, models, tokenize
 from .context import Context
@@ -34,10 +38,20 @@ def create_app(context: Context, keys: list[str]) -> ASGIApp:
     app.openapi = lambda: with_bodies(document(), BODIES)  # type: ignore[method-assign]
     outer: ASGIApp = Edge(app, context, keys, [route for router in routers for route in router.routes])
     if context.config.cors_origins:
-        outer = CORSMiddleware(outer, **_cors(context.config.cors_origins))
+        outer = _Cors(outer, context.config.cors_origins)
     return outer
 
 
-def _cors(origins: str) -> dict[str, Any]:
-    allowed = [origin.strip() for origin in origins.split(",") if origin.strip()]
-    return {"allow_origins": allowed, "allow_methods": ["*"], "allow_headers": ["*"]}
+class _Cors(CORSMiddleware):
+    """Answers browsers' questions ahead of a request, which bring no key; `Edge` does not see them."""
+
+    def __init__(self, app: ASGIApp, origins: str) -> None:
+        allowed = [origin.strip() for origin in origins.split(",") if origin.strip()]
+        every = ("*",)
+        super().__init__(app, allowed, every, every, expose_headers=(HEADER_REQUEST_ID,))
+
+    def preflight_response(self, request_headers: Headers) -> Response:
+        """The answer to such a question."""
+        response = super().preflight_response(request_headers)
+        response.headers[HEADER_REQUEST_ID] = request_id_of(request_headers.get(HEADER_REQUEST_ID))
+        return response

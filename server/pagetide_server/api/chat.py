@@ -34,11 +34,11 @@ async def create_chat_completion(request: Request) -> WatchedResponse:
 class _Job:
     """A checked request, and how its answers are written."""
 
-    def __init__(self, context: Context, prompter: Prompter, body: ChatRequest, prompt: Prompt) -> None:
+    def __init__(self, context: Context, prompter: Prompter, body: ChatRequest, text: str, prompt: Prompt) -> None:
         self.body, self.prompts, self.tokenizer = body, [prompt], prompter.tokenizer
         self.id, self.created, self.model = new_id("chatcmpl", body.request_id), int(time.time()), context.model_name
         self.role = _role(body)
-        self._new_splitter = splitter_factory(context.config, prompter, body)
+        self._new_splitter = splitter_factory(context.config, prompter, body, prompt.params, text)
         self._splitters: dict[int, Splitter] = {}
         # Answers of which the stream has told something: the first chunk of each carries the role.
         self._told: set[int] = set()
@@ -134,8 +134,9 @@ def _role(body: ChatRequest) -> str:
 async def _prepare(context: Context, prompter: Prompter, body: ChatRequest) -> _Job:
     """Check, render and tokenize."""
     params = tool_params(body, sampling_params(body, context.limits))
-    text = await prompter.chat_prompt(body, bool(body.add_special_tokens))
+    text, token_ids = await prompter.chat_prompt(body, bool(body.add_special_tokens))
     wanted = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
-    length = answer_length(len(text.token_ids), wanted, None, context.limits)
+    length = answer_length(len(token_ids), wanted, None, context.limits)
     completed = with_length(params, length, await prompter.bad_word_ids(params.bad_words))
-    return _Job(context, prompter, body, Prompt(text.token_ids, completed, body.priority or 0, body.cache_salt or ""))
+    prompt = Prompt(token_ids, completed, body.priority or 0, body.cache_salt or "")
+    return _Job(context, prompter, body, text, prompt)

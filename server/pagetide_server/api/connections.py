@@ -1,7 +1,7 @@
 """Connections: what uvicorn's HTTP protocol does not do by itself.
 
 A client gets a limited time to send a request's head, may offer to change the protocol, gets error objects for what is
-no HTTP, and a stream gets a short way to its socket.
+no HTTP, is missed when it leaves with requests still queued, and a stream gets a short way to its socket.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from pagetide_spec.names import HEADER_REQUEST_ID
 from .errors import invalid
 from .short_way import SHORT_WAY, Outgoing, ShortWay
 
+# Requests that may wait behind the one that is answered; a client that sends more is not read from meanwhile.
+MAX_PIPELINED = 16
 _FRAMING = (b"content-length", b"transfer-encoding")
 # Bytes of a request's head. The parser copies a growing header again with every piece of it that comes.
 MAX_HEAD = 2**20
@@ -33,6 +35,8 @@ class TimedProtocol(HttpToolsProtocol):
     outgoing = Outgoing()
     _head_timer: asyncio.TimerHandle | None = None
     _head_size = 0
+    # The request that is answered now; `cycle` is the newest one.
+    _answered: RequestResponseCycle | None = None
 
     @classmethod
     def with_timeout(cls, seconds: float) -> type[TimedProtocol]:
@@ -42,17 +46,15 @@ class TimedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: Any) -> None:
         """A client connected."""
         super().connection_made(transport)
-        self._unanswered: list[RequestResponseCycle] = []
         self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection is closed."""
+        """The connection is closed. uvicorn tells only the newest of its requests."""
         self._stop_timer()
-        # uvicorn tells only the last of several pipelined requests; it is an earlier one that is being answered.
-        for cycle in self._unanswered:
-            cycle.disconnected = not cycle.response_complete
-            cycle.message_event.set()
         super().connection_lost(exc)
+        if self._answered is not None and not self._answered.response_complete:
+            self._answered.disconnected = True
+            self._answered.message_event.set()
 
     def data_received(self, data: bytes) -> None:
         """Bytes came; the first ones of a later request start its time."""
@@ -78,7 +80,9 @@ class TimedProtocol(HttpToolsProtocol):
             # ASGI's types know no extension of a server's own.
             extensions: Any = {SHORT_WAY: ShortWay(self.cycle, self.outgoing)}
             self.cycle.scope["extensions"] = extensions
-            self._unanswered = [cycle for cycle in self._unanswered if not cycle.response_complete] + [self.cycle]
+        # uvicorn stops reading at a request that has to wait, and then does not see the client leave.
+        if 0 < len(self.pipeline) < MAX_PIPELINED:
+            self.flow.resume_reading()
 
     def on_message_complete(self) -> None:
         """A request is complete, unless it offers to change the protocol: then its body is still to be read."""
@@ -96,6 +100,10 @@ class TimedProtocol(HttpToolsProtocol):
         head = b"".join(b"%b: %b\r\n" % header for header in response.raw_headers)
         self.transport.write(b"HTTP/1.1 400 Bad Request\r\n%b\r\n%b" % (head, bytes(response.body)))
         self.transport.close()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answered = cycle
+        super()._start_asgi_task(cycle, app)
 
     def _feed(self, data: bytes) -> bytes:
         """Have the parser read; what it leaves behind the head of a request that offers to change the protocol.

@@ -11,7 +11,6 @@ from ..process.client import EngineClient, Prompt
 from ..process.mailbox import Mailbox
 from ..text.answer import Delta, joined
 from ..text.tokenizer import Tokenizer
-from ..wire.faults import EngineDead
 from ..wire.messages import SequenceOutput, TokenLogprobs
 from .answer import RecordedAnswer
 from .errors import ApiError, refusal
@@ -65,8 +64,9 @@ def generating(
     try:
         with engine.open(prompts, submitted, name) as box:
             yield Generation(engine, metrics, box, runs)
-    except EngineDead:
-        reason = "error"
+    except Exception as error:
+        # Prompts that run beside one that the engine refused are cut, by us.
+        reason = "abort" if isinstance(error, ApiError) else "error"
         raise
     finally:
         for run in runs:
@@ -80,13 +80,15 @@ class Generation:
         runs: the prompts with their answers.
     """
 
-    __slots__ = ("_box", "_by_id", "_engine", "_metrics", "_open", "runs")
+    __slots__ = ("_box", "_by_id", "_engine", "_fault", "_metrics", "_open", "runs")
 
     def __init__(self, engine: EngineClient, metrics: ServerMetrics, box: Mailbox, runs: list[Run]) -> None:
         self._engine, self._metrics, self._box = engine, metrics, box
         self.runs = runs
         self._by_id = dict(zip(box.ids, runs, strict=True))
         self._open = set(box.ids)
+        # What to raise once the deltas before it have been given out.
+        self._fault: ApiError | None = None
 
     async def next(self) -> list[Delta]:
         """The next deltas, at least one; an empty list once everything has ended.
@@ -97,19 +99,22 @@ class Generation:
         """
         deltas: list[Delta] = []
         while self._open and not deltas:
+            if self._fault is not None:
+                raise self._fault
             deltas = self.absorb(await self._box.take())
         return deltas
 
     def absorb(self, outputs: Sequence[SequenceOutput]) -> list[Delta]:
-        """The deltas that outputs make, which may be none.
-
-        Raises:
-            ApiError: the engine refused a prompt, or failed on it.
-        """
+        """The deltas that outputs make, which may be none; an error among them is kept for the next call of `next`."""
         now = time.monotonic()
-        if errors := [o for o in outputs if o.finish_reason == "error" and self._matters(o)]:
-            raise self._failed(errors)
-        return [delta for output in outputs if (delta := self._take(output, now)) is not None]
+        deltas = []
+        for place, output in enumerate(outputs):
+            if self._is_failure(output):
+                self._fault = self._failed([o for o in outputs[place:] if self._is_failure(o)])
+                break
+            if (delta := self._take(output, now)) is not None:
+                deltas.append(delta)
+        return deltas
 
     def absorb_plain(self, output: SequenceOutput) -> Delta | None:
         """The delta of one output that is neither an end nor an error."""
@@ -146,8 +151,10 @@ class Generation:
 
     # ---- outputs
 
-    def _matters(self, output: SequenceOutput) -> bool:
-        """Whether an error is not of an answer that a stop string has ended already."""
+    def _is_failure(self, output: SequenceOutput) -> bool:
+        """Whether an output is an error, and not of an answer that a stop string has ended already."""
+        if output.finish_reason != "error":
+            return False
         return self._by_id[output.request_id].answers[output.index].finish_reason is None
 
     def _take(self, output: SequenceOutput, now: float) -> Delta | None:

@@ -30,7 +30,7 @@ _ERROR = {
     "description": "An error object",
     "content": {"application/json": {"schema": {"$ref": _REF.format(name="Error")}}},
 }
-ERRORS: dict[int | str, dict[str, Any]] = dict.fromkeys((400, 401, 404, 405, 413, 429, 500, 503), _ERROR)
+ERRORS: dict[int | str, dict[str, Any]] = dict.fromkeys((400, 401, 404, 405, 408, 413, 429, 500, 503), _ERROR)
 
 ERROR_SCHEMA = {
     "type": "object",
@@ -56,4 +56,9 @@ def with_bodies(document: dict[str, Any], kinds: Sequence[type[msgspec.Struct]])
     components = document.setdefault("components", {}).setdefault("schemas", {})
     components.update(schemas)
     components["Error"] = ERROR_SCHEMA
+    for name in ("HTTPValidationError", "ValidationError"):
+        components.pop(name, None)
+    for operations in document["paths"].values():
+        for operation in operations.values():
+            operation["responses"].pop("422", None)
     return document

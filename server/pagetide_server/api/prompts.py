@@ -61,16 +61,16 @@ class Prompter:
             found.append(PromptText(self._checked(ids, keep, room), text))
         return found
 
-    async def chat_prompt(self, request: ChatRequest | TokenizeRequest, special: bool) -> PromptText:
-        """The prompt of a chat, from its messages and the template.
+    async def chat_prompt(self, request: ChatRequest, special: bool) -> tuple[str, list[int]]:
+        """The prompt of a chat, from its messages and the template: as text, and its token ids.
 
         Raises:
             ApiError: 400; wrong messages, no template, the template's own objection, or too long for the window.
         """
         text = await self.render(request)
-        keep = getattr(request, "truncate_prompt_tokens", None)
+        keep = request.truncate_prompt_tokens
         (ids,) = await self.encode([text], special, None if keep else 1)
-        return PromptText(self._checked(ids, keep), text)
+        return text, self._checked(ids, keep)
 
     async def render(self, request: ChatRequest | TokenizeRequest) -> str:
         """The text of a chat's prompt.
@@ -161,4 +161,13 @@ def _separate(prompt: Any) -> list[str | list[int]]:
 
 def _characters(messages: list[dict[str, Any]]) -> int:
     """About how much text a template has to handle."""
-    return sum(len(c) if isinstance(c := m.get("content"), str) else 1024 for m in messages)
+    return sum(_length(message.get("content")) for message in messages)
+
+
+def _length(content: Any) -> int:
+    if isinstance(content, str):
+        return len(content)
+    parts = content if isinstance(content, list) else []
+    texts = [part.get("text") for part in parts if isinstance(part, dict)]
+    # A message without text may hold calls.
+    return sum((len(text) for text in texts if isinstance(text, str)), start=1024)

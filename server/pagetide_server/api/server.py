@@ -24,6 +24,7 @@ from ..text.chat import Templates, configured
 from ..text.tokenizer import Tokenizer
 from ..wire.launch import DEFAULT_CORE, EXIT_SETTING, EXIT_START
 from .app import create_app
+from .background import in_background
 from .connections import TimedProtocol
 from .context import Context, served_name
 from .lifecycle import Lifecycle
@@ -84,7 +85,7 @@ class Server:
             self._progress.close()
             http.should_exit = True
             await asyncio.wait([serving])
-            await self._context.engine.close()
+            await self._context.engine.close(at_once=self._hurried.is_set())
             if self._context.prompter is not None:
                 self._context.prompter.close()
             if self._context.tracing is not None:
@@ -143,9 +144,10 @@ class Server:
         context, config = self._context, self._config
         try:
             _, (tokenizer, templates) = await asyncio.gather(
-                context.engine.start(config, self._core), asyncio.to_thread(self._load_text)
+                context.engine.start(config, self._core), in_background(self._load_text)
             )
-            context.prompter = await asyncio.to_thread(Prompter, tokenizer, templates, context.limits)
+            limits = context.limits
+            context.prompter = await in_background(lambda: Prompter(tokenizer, templates, limits))
         except EngineFailed as error:
             return self._say(str(error), error.exit_code)
         except PagetideError as error:

@@ -31,12 +31,10 @@ class Outgoing:
             self.flush()
 
     def flush(self) -> None:
-        """Write everything now, but what is for a connection that closed meanwhile.
-
-        Its transport would raise, and the other streams' pieces would be lost.
-        """
+        """Write everything now, but for pieces whose client has left meanwhile."""
         pieces, self._pieces = self._pieces, []
         for transport, data in pieces:
+            # uvloop's transports raise once they are closed: it must not cost the others their pieces.
             if not transport.is_closing():
                 transport.write(data)
 

@@ -16,7 +16,7 @@ from .errors import invalid, wrong
 from .parts import Parts, TextParser
 from .prompts import Prompter
 from .protocol import ChatRequest
-from .reasoning import ThinkParser
+from .reasoning import CLOSE, OPEN, ThinkParser
 from .tools.forced import ListParser, NamedParser
 from .tools.hermes import HermesParser
 from .tools.llama3 import Llama3Parser
@@ -82,11 +82,14 @@ class Splitter:
         return "tool_calls" if finish_reason == "stop" and self._called and self._tells_calls else finish_reason
 
 
-def splitter_factory(config: EngineConfig, prompter: Prompter, request: ChatRequest) -> Callable[[], Splitter]:
-    """What makes the splitter of each answer of a request."""
+def splitter_factory(
+    config: EngineConfig, prompter: Prompter, request: ChatRequest, params: SamplingParams, prompt: str
+) -> Callable[[], Splitter]:
+    """What makes the splitter of each answer of a request; `prompt` is what its template has made."""
     makers: list[Callable[[], TextParser]] = []
     if config.reasoning_parser != "none" and request.separate_reasoning is not False:
-        makers.append(lambda: ThinkParser(config.reasoning_parser == "think_open"))
+        opened = config.reasoning_parser == "think_open" and begins_in_reasoning(params, prompt)
+        makers.append(lambda: ThinkParser(opened))
     if (calls := _call_parser(config, prompter, request)) is not None:
         makers.append(calls)
     return lambda: Splitter(
@@ -95,6 +98,15 @@ def splitter_factory(config: EngineConfig, prompter: Prompter, request: ChatRequ
         one_call=request.parallel_tool_calls is False,
         tells_calls=forced_name(request) is None,
     )
+
+
+def begins_in_reasoning(params: SamplingParams, prompt: str) -> bool:
+    """Whether an answer to a template that opens the tag goes on with reasoning.
+
+    It does not where the template has closed the tag again, as for a request without reasoning, nor where the answer
+    must have a form, which holds from its first token on.
+    """
+    return params.structure is None and prompt.rfind(CLOSE) <= prompt.rfind(OPEN)
 
 
 def tool_params(request: ChatRequest, params: SamplingParams) -> SamplingParams:

@@ -95,14 +95,18 @@ class EngineClient:
         await self._tell(self._process, msgspec.json.encode(launch))
         return await asyncio.shield(self._ready)
 
-    async def close(self) -> None:
-        """End the engine process and fail what is still open. May be called twice, and after a failed start."""
+    async def close(self, at_once: bool = False) -> None:
+        """End the engine process and fail what is still open. May be called twice, and after a failed start.
+
+        `at_once`: it may not end its step first.
+        """
         self._closing = True
         process = self._process
         if process is not None and process.returncode is None:
             self._send(Shutdown())
             # While it loads, the engine reads no messages.
-            patience = EXIT_SECONDS if self._ready is not None and self._ready.done() else 0
+            is_loaded = self._ready is not None and self._ready.done()
+            patience = EXIT_SECONDS if is_loaded and not at_once else 0
             try:
                 await asyncio.wait_for(process.wait(), patience)
             except TimeoutError:

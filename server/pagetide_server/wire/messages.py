@@ -21,7 +21,7 @@ class Structure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
-    """How to continue a prompt. Checked by `params.check_params`; the engine trusts it.
+    """How to continue a prompt. Checked by `checks.check_params`; the engine trusts it.
 
     `temperature` 0 is greedy. `top_k` 0 or -1 keeps all tokens. `logprobs` counts the alternatives beside the sampled
     token (0: the sampled one only; None: none at all). `max_tokens` None means: up to the model's window.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from pathlib import Path
 
 import pagetide_server.serve as serve
@@ -14,7 +15,8 @@ HERE = str(Path(__file__).parent)
 
 
 def load_tokenizer(config):
-    """The tokenizer in the folder that the settings name."""
+    """The tokenizer in the folder that the settings name; after FAKE_TOKENIZER_S seconds, as if it were fetched."""
+    time.sleep(float(os.environ.get("FAKE_TOKENIZER_S", "0")))
     return Tokenizer.from_folder(Path(config.tokenizer or config.model))
 
 

@@ -94,6 +94,30 @@ async def test_a_failure_behind_a_stop_string_harms_nothing(start, engine, metri
     assert counted(metrics) == {"stop": 1}
 
 
+async def test_tokens_before_a_failure_are_given_out(start, engine, metrics):
+    """As when a client reads slowly and its outputs have piled up."""
+    with start() as generation:
+        error = {"finish_reason": "error", "error": "out of luck", "error_kind": "engine"}
+        engine.box.put(plain(300, scheduled=1.0))
+        engine.box.put(plain(301))
+        engine.box.put(SequenceOutput(request_id="r-0", **error))
+        assert [d.token_ids for d in await generation.next()] == [[300], [301]]
+        with pytest.raises(ApiError, match="out of luck"):
+            await generation.next()
+    assert counted(metrics) == {"error": 1}
+    assert metrics._values["generation_tokens_total"] == {(): 2}
+
+
+async def test_a_failure_behind_a_stop_string_of_the_same_batch_harms_nothing(start, engine, metrics):
+    with start(stop=("e",)) as generation:
+        text = generation.runs[0].answers[0]._detokenizer._tokenizer.encode("e", add_special_tokens=False)
+        engine.box.put(SequenceOutput(request_id="r-0", token_ids=text, scheduled=1.0))
+        engine.box.put(SequenceOutput(request_id="r-0", finish_reason="error", error="late", error_kind="engine"))
+        assert [d.finish_reason for d in await generation.next()] == ["stop"]
+        assert await generation.next() == []
+    assert counted(metrics) == {"stop": 1}
+
+
 async def test_a_dead_engine_is_an_error_of_every_open_prompt(start, engine, metrics):
     async def run():
         with start(prompts=2) as generation:
@@ -105,6 +129,12 @@ async def test_a_dead_engine_is_an_error_of_every_open_prompt(start, engine, met
     with pytest.raises(EngineDead):
         await run()
     assert counted(metrics) == {"length": 1, "error": 1}
+
+
+async def test_an_answer_that_cannot_be_written_counts_as_an_error(start, engine, metrics):
+    with pytest.raises(ValueError, match="no JSON"), start():
+        raise ValueError("no JSON")
+    assert counted(metrics) == {"error": 1}
 
 
 def plain(token, **fields):

@@ -17,9 +17,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from pagetide_server.api.server import Server
+from pagetide_server.api.server import EXIT_HTTP, Server
 from pagetide_server.api.sockets import listen
 from pagetide_server.text.tokenizer import Tokenizer
+from pagetide_server.wire.launch import EXIT_ENGINE, EXIT_SETTING, EXIT_START
 from pagetide_spec.config import EngineConfig
 
 # Of fake_core.py.
@@ -70,8 +71,9 @@ def test_a_loading_server_is_alive_but_not_ready(launch, wait, free_port):
     assert "loading: weights" in server.log.read_text()
 
 
-def test_sigterm_while_loading_ends_at_once(launch, wait, free_port):
-    with launch(f"--port={free_port}", ready=False, FAKE_LOAD_S="30") as server:
+@pytest.mark.parametrize("slow", ["FAKE_LOAD_S", "FAKE_TOKENIZER_S"], ids=["the model", "the tokenizer"])
+def test_sigterm_while_loading_ends_at_once(launch, wait, free_port, slow):
+    with launch(f"--port={free_port}", ready=False, **{slow: "30"}) as server:
         server.url = f"http://127.0.0.1:{free_port}"
         wait(lambda: server.status("/livez") == 200)
         began = time.monotonic()
@@ -139,6 +141,19 @@ def test_a_second_signal_cuts_streams_with_an_error(launch, wait, second, code):
         assert server.stop(second) == code
         assert time.monotonic() - began < 5
         assert "shutting down" in job.result(5)
+
+
+def test_a_second_signal_does_not_wait_for_a_long_step(launch, wait):
+    with launch() as server, futures.ThreadPoolExecutor(1) as pool:
+        job = pool.submit(server.post, "/v1/completions", prompt=[LONG_STEP, 300], max_tokens=5)
+        # Until its first step is over, it waits.
+        wait(lambda: server.metric("pagetide_requests_waiting") == 1)
+        server.process.send_signal(signal.SIGTERM)
+        wait(lambda: server.status("/readyz") == 503)
+        began = time.monotonic()
+        assert server.stop() == 143
+        assert time.monotonic() - began < 4
+        assert job.result(20).status_code == 503
 
 
 def test_a_drain_has_an_end(launch, wait):
@@ -224,7 +239,8 @@ def test_the_engine_dies_with_a_killed_server(launch, wait):
     ],
 )
 def test_a_failed_start_says_why(launch, fault, code, said):
-    with launch(ready=False, FAKE_LOAD_ERROR=fault) as server:
+    # A tokenizer that is still being fetched holds up nobody.
+    with launch(ready=False, FAKE_LOAD_ERROR=fault, FAKE_TOKENIZER_S="60") as server:
         assert server.process.wait(20) == code
     lines = [line for line in server.log.read_text().splitlines() if "error:" in line]
     assert len(lines) == 1
@@ -311,6 +327,8 @@ def test_help_groups_flags_and_shows_defaults():
     assert found.returncode == 0
     for text in ("scheduling:", "memory:", "--max-num-seqs", "(default: 16)", "PAGETIDE_", "exit codes"):
         assert text in found.stdout
+    for code in (0, EXIT_HTTP, EXIT_SETTING, EXIT_START, EXIT_ENGINE, 130):
+        assert f"\n  {code:<3}  " in found.stdout
 
 
 def test_the_engine_can_be_told_from_the_server_in_a_list_of_processes(server):

@@ -80,6 +80,11 @@ def test_cors_is_off_unless_asked(launch, flags, allowed):
         answer = httpx.options(server.url + "/v1/completions", headers=ask)
         assert answer.headers.get("access-control-allow-origin") == allowed
         assert (answer.status_code == 200) is (allowed is not None)
+        assert answer.headers["x-request-id"]
+        refused = httpx.post(server.url + "/v1/completions", headers={"origin": ORIGIN}, json={})
+        # What a page's script may read of an answer.
+        names = ("access-control-allow-origin", "access-control-expose-headers")
+        assert [refused.headers.get(name) for name in names] == [allowed, allowed and "x-request-id"]
 
 
 def test_the_openapi_document_has_the_request_bodies(server):
@@ -87,6 +92,12 @@ def test_the_openapi_document_has_the_request_bodies(server):
     schemas = document["components"]["schemas"]
     body = document["paths"]["/v1/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
     assert body == {"$ref": "#/components/schemas/CompletionRequest"}
+    # Errors have one form, and none is sent that the document leaves out.
+    answers = document["paths"]["/v1/models/{name}"]["get"]["responses"]
+    assert answers.keys() == {"200", "400", "401", "404", "405", "408", "413", "429", "500", "503"}
+    forms = [answer["content"]["application/json"]["schema"] for code, answer in answers.items() if code != "200"]
+    assert forms == [{"$ref": "#/components/schemas/Error"}] * 9
+    assert not schemas.keys() & {"HTTPValidationError", "ValidationError"}
     temperature = schemas["CompletionRequest"]["properties"]["temperature"]
     assert {"type": "number", "minimum": 0, "maximum": 2} in temperature["anyOf"]
     assert "prompt" in schemas["CompletionRequest"]["required"]

@@ -12,6 +12,8 @@ import time
 
 import pytest
 
+from pagetide_server.api.connections import MAX_PIPELINED
+
 # Of fake_core.py.
 SLOW = 380
 LONG = {"prompt": [SLOW, 300, 301], "max_tokens": 400, "ignore_eos": True}
@@ -128,11 +130,33 @@ def test_a_slow_reader_holds_up_nobody_and_loses_nothing(server):
 
 def test_pipelined_requests_are_answered_in_order(server):
     found = connect(server)
-    prompts = ["The old", "In the market"]
+    # More than are read while one is answered.
+    prompts = ["The old", "In the market"] * MAX_PIPELINED
     found.sendall(b"".join(wire("/v1/completions", {"prompt": p, "max_tokens": 4}) for p in prompts))
     with found, found.makefile("rb") as file:
         texts = [whole_answer(file)[1]["choices"][0]["text"] for _ in prompts]
-    assert texts == [server.complete(prompt=p, max_tokens=4)["choices"][0]["text"] for p in prompts]
+    want = [server.complete(prompt=p, max_tokens=4)["choices"][0]["text"] for p in prompts[:2]]
+    assert texts == want * MAX_PIPELINED
+
+
+@pytest.mark.parametrize("streams", [True, False], ids=["streams", "whole answers"])
+def test_a_client_that_leaves_with_requests_in_line_frees_everything(server, wait, streams):
+    wait(lambda: idle(server))
+    aborted = server.metric("pagetide_requests_total", finish_reason="abort")
+    body = {"prompt": [300, 301], "max_tokens": 60, "stream": True, "ignore_eos": True}
+    found = connect(server)
+    found.sendall(wire("/v1/completions", {**LONG, "stream": streams}) * 3)
+    wait(lambda: server.metric("pagetide_requests_running") == 1)
+    others = [opened(server, **body) for _ in range(6)]
+    begun = [read_events(other, 1) for other in others]
+    found.close()
+    for other, data in zip(others, begun, strict=True):
+        data += read_events(other, 61 - data.count(b"data:"))
+        assert data.count(b'"text"') == 60
+        assert b'"error"' not in data
+        other.close()
+    assert wait(lambda: idle(server), 10) < 2
+    assert server.metric("pagetide_requests_total", finish_reason="abort") - aborted == 1
 
 
 def whole_answer(file):

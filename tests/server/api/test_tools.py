@@ -9,12 +9,15 @@ import openai
 import pytest
 from msgspec import UNSET
 
+from pagetide_server.api.protocol import ChatRequest
 from pagetide_server.api.reasoning import ThinkParser
-from pagetide_server.api.splitting import format_of
+from pagetide_server.api.splitting import format_of, splitter_factory, tool_params
+from pagetide_server.api.structures import structure_of
 from pagetide_server.api.tools.forced import ListParser, NamedParser
 from pagetide_server.api.tools.hermes import HermesParser
 from pagetide_server.api.tools.llama3 import Llama3Parser
 from pagetide_server.api.tools.mistral import MistralParser
+from pagetide_server.wire.messages import SamplingParams
 from pagetide_spec.config import EngineConfig
 
 WEATHER = {
@@ -81,12 +84,12 @@ HERMES_TWO = """Let me see.
             HermesParser, '<tool_call>{"name": "f", "arguments": {"a": ', "", "", [("f", '{"a": ')],
             id="hermes: cut by the length",
         ),
+        pytest.param(HermesParser, "<tool_call>f(1)</tool_call>", "f(1)", "", [], id="hermes: no object inside"),
         pytest.param(HermesParser, '<tool_call>{"a": 1}</tool_call>', '{"a": 1}', "", [], id="hermes: no call inside"),
         pytest.param(
             HermesParser, "So <tool_call>f(1)</tool_call><tool_call>g</tool_call>", "Sof(1)g", "", [],
             id="hermes: no object inside",
         ),
-        pytest.param(Llama3Parser, "<|python_tag|>f(1)", "<|python_tag|>f(1)", "", [], id="llama3: code behind a tag"),
         pytest.param(MistralParser, "[TOOL_CALLS] f and g", "f and g", "", [], id="mistral: no object behind the mark"),
         pytest.param(MistralParser, "[TOOL_CALLS][]", "", "", [], id="mistral: an empty list"),
         pytest.param(
@@ -99,6 +102,19 @@ HERMES_TWO = """Let me see.
         pytest.param(Llama3Parser, 'So {"name": "f"}', 'So {"name": "f"}', "", [], id="llama3: text"),
         pytest.param(Llama3Parser, "<|pyth", "<|pyth", "", [], id="llama3: half a tag"),
         pytest.param(Llama3Parser, '{"answer": 42}', '{"answer": 42}', "", [], id="llama3: another object"),
+        pytest.param(
+            Llama3Parser, '{"a": [1]}, {"b": 2}; so\n{}\n', '{"a": [1]}, {"b": 2}; so\n{}\n', "", [],
+            id="llama3: objects and text",
+        ),
+        pytest.param(
+            Llama3Parser, '{"name": "f", "parameters": {}};\n{"a": 1} ', ';\n{"a": 1} ', "", [("f", "{}")],
+            id="llama3: a call and another object",
+        ),
+        pytest.param(
+            Llama3Parser, '{"name": "f", "parameters": {}} It is; ', " It is; ", "", [("f", "{}")],
+            id="llama3: text behind a call",
+        ),
+        pytest.param(Llama3Parser, "<|python_tag|>print({1: 2})", "print({1: 2})", "", [], id="llama3: code"),
         pytest.param(
             MistralParser, 'Ok. [TOOL_CALLS] [{"name": "f", "arguments": {"a": "]"}}, {"name": "g", "arguments": {}}]',
             "Ok.", "", [("f", '{"a": "]"}'), ("g", "{}")], id="mistral: a list",
@@ -140,6 +156,37 @@ def test_the_parts_are_the_same_however_the_text_is_cut(make, text, content, rea
 )
 def test_the_format_is_set_or_read_off_the_template(template, setting, found):
     assert format_of(EngineConfig(model="m", tool_call_parser=setting), template) == found
+
+
+NAMED = {"type": "function", "function": {"name": "weather"}}
+
+
+@pytest.mark.parametrize(
+    ("request_fields", "prompt", "answer", "found"),
+    [
+        pytest.param({}, "Hi<think>", "hm</think>Yes", ("Yes", "hm", []), id="the template has opened the tag"),
+        pytest.param({}, "Hi<think></think>", "Yes", ("Yes", "", []), id="and closed it again"),
+        pytest.param({}, "<think>a</think>b<think>", "hm", ("", "hm", []), id="and closed it in an earlier turn"),
+        pytest.param({}, "<think>a</think>Ye", "s", ("s", "", []), id="the answer goes on behind its reasoning"),
+        pytest.param(
+            {"tools": [WEATHER], "tool_choice": NAMED}, "Hi<think>", "{}", ("", "", [("weather", "{}")]),
+            id="a named function",
+        ),
+        pytest.param(
+            {"tools": [WEATHER], "tool_choice": "required"}, "Hi<think>", '[{"name": "weather", "arguments": {}}]',
+            ("", "", [("weather", "{}")]), id="a required call",
+        ),
+        pytest.param(
+            {"response_format": {"type": "json_object"}}, "Hi<think>", "{}", ("{}", "", []), id="a form of its own"
+        ),
+    ],
+)  # fmt: skip
+def test_an_answer_begins_with_reasoning_only_where_it_can(request_fields, prompt, answer, found):
+    request = ChatRequest(messages=[], **request_fields)
+    params = tool_params(request, SamplingParams(structure=structure_of(request)))
+    config = EngineConfig(model="m", reasoning_parser="think_open", tool_call_parser="none")
+    make = splitter_factory(config, None, request, params, prompt)
+    assert read(make(), [answer]) == found
 
 
 @pytest.fixture(scope="module")

@@ -7,9 +7,6 @@ from collections.abc import Callable
 from ..parts import Parts
 from .call import CallReader, begin, more, new_call_id
 
-# What may stand around and between the calls of a list.
-BETWEEN = " \t\r\n[],;"
-
 
 def held_back(text: str, marks: tuple[str, ...]) -> int:
     """How many of the last characters may be the beginning of a mark."""
@@ -40,41 +37,57 @@ class CallEmitter:
             parts.tool_calls.append(more(self._index, arguments))
 
 
+# What may stand between two calls without meaning anything.
+SEPARATORS = " \t\r\n;,[]"
+
+
 class CallList:
-    """Reads calls one after the other, such as `[{...}, {...}]` or `{...}; {...}`, whatever stands between them."""
+    """Reads calls one after the other, such as `[{...}, {...}]` or `{...}; {...}`; what else there is, is content."""
 
     def __init__(self, emitter: CallEmitter) -> None:
         self._emitter = emitter
         self._reader: CallReader | None = None
-        self._outside = ""
-        self._opened = False
+        # Text outside of objects that has not been told: where a call follows, separators at its end are not.
+        self._between: list[str] = []
+        self._after_text = False
 
     def push(self, text: str, parts: Parts) -> None:
         """Take the next piece."""
         for character in text:
             if self._reader is None and character == "{":
-                self._reader, self._opened = CallReader(), True
-            if self._reader is not None:
-                self._reader.step(character)
-                if self._reader.done:
-                    self._end_call(parts)
-            elif not self._opened:
-                self._outside += character
-        if self._reader is not None:
+                self._tell_between(parts)
+                self._reader = CallReader()
+            if self._reader is None:
+                self._between.append(character)
+                continue
+            self._reader.step(character)
+            if self._reader.done:
+                self._end_object(self._reader, parts)
+        if self._reader is None:
+            self._tell_between(parts)
+        else:
             self._emitter.emit(self._reader, parts)
 
-    def _end_call(self, parts: Parts) -> None:
-        reader, self._reader = self._reader, None
-        if reader is None:
-            return
-        self._emitter.emit(reader, parts)
-        if reader.name is None:
-            parts.content += reader.raw
-
     def finish(self, parts: Parts) -> None:
-        """The text has ended: an object that never named a function is content, and so is text without an object."""
-        if self._reader is not None and self._reader.name is None:
-            parts.content += self._reader.raw
-        if not self._opened and self._outside.strip(BETWEEN):
-            parts.content += self._outside.strip()
-        self._reader, self._outside, self._opened = None, "", False
+        """The text has ended: an object that never named a function is content."""
+        if self._reader is not None:
+            self._end_object(self._reader, parts)
+        elif self._after_text:
+            parts.content += "".join(self._between)
+        self._between.clear()
+        self._after_text = False
+
+    def _tell_between(self, parts: Parts) -> None:
+        text = "".join(self._between)
+        told = text.rstrip(SEPARATORS)
+        parts.content += told
+        self._between = list(text[len(told) :])
+        self._after_text = self._after_text or bool(told)
+
+    def _end_object(self, reader: CallReader, parts: Parts) -> None:
+        self._emitter.emit(reader, parts)
+        self._after_text = reader.name is None
+        if self._after_text:
+            parts.content += "".join(self._between) + reader.raw
+        self._reader = None
+        self._between.clear()

@@ -1,6 +1,6 @@
 """Llama 3: an answer that is nothing but `{"name": ..., "parameters": {...}}`, several divided by semicolons.
 
-It may begin with `<|python_tag|>`.
+It may begin with `<|python_tag|>`. Models also write other objects, and code behind the tag: these are content.
 """
 
 from __future__ import annotations
@@ -37,6 +37,6 @@ class Llama3Parser:
     def _decide(self, finished: bool) -> None:
         begun = self._buffer.lstrip()
         if begun.startswith(("{", TAG)):
-            self._is_call = True
+            self._is_call, self._buffer = True, begun.removeprefix(TAG)
         elif finished or not TAG.startswith(begun):
             self._is_call = False
