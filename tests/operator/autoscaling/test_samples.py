@@ -50,6 +50,7 @@ def test_the_figures_of_a_scrape():
         pytest.param('pagetide_requests_running{model_name="m"} 0\n', id="a server that still loads"),
         pytest.param(TEXT + "pagetide_prefills_total ten\n", id="no number"),
         pytest.param(TEXT + "pagetide_prefills_total NaN\n", id="not a number"),
+        pytest.param(TEXT + "pagetide_prefills_total\n", id="cut off before the number"),
     ],
 )
 def test_what_is_no_servers_metrics_is_refused(text):
