@@ -199,6 +199,20 @@ async def test_a_leaver_stays_when_the_load_comes_back(world):
     assert world.status["desiredReplicas"] == 2
 
 
+async def test_a_leaver_is_marked_until_it_is_gone_lest_a_busy_one_goes_in_its_place(world):
+    world.add_pods("a", "b")
+    world.store.resource(("ns", "llm"))["status"]["desiredReplicas"] = 2
+    world.loads = {"b": {"running": 3}}
+    await world.tick(count=2)
+    assert world.status["desiredReplicas"] == 1
+    await world.tick(count=3)  # the Deployment has not been told yet
+    assert world.annotations("a")[ANNOTATION_DELETION_COST] == "-1000000000"
+    world.loads = {"b": {"running": 10, "waiting": 3}}
+    await world.tick()
+    assert world.status["desiredReplicas"] == 2
+    assert ANNOTATION_DRAINING not in world.annotations("a"), "both are wanted again"
+
+
 async def test_a_service_that_is_not_scaled_any_more_keeps_no_leaver(world, service):
     world.add_pods("a", "b")
     world.store.resource(("ns", "llm"))["status"]["desiredReplicas"] = 2
