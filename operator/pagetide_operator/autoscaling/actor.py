@@ -20,7 +20,7 @@ from ..store import Name, Store
 from ..telemetry import Telemetry
 from .autoscaler import Autoscaler, Fleet, Step
 from .explain import active_condition, changes_in, limited_condition, sentence, status_after
-from .fleet import address_of, drain_patch, fleet_of, is_alive, undrain_patch
+from .fleet import address_of, drain_patch, fleet_of, is_alive, undrain_patch, wake_of
 from .policy import remembered
 from .samples import Sample
 from .scrape import Scraper
@@ -161,7 +161,7 @@ class Scaler:
         fleet = self._fleet(name, resource, service)
         step = known.brain.step(fleet, service.autoscaling, service.drain_seconds, self._clock())
         await self._carry_out(name, step)
-        if step.is_change and await self._write(name, service, step):
+        if step.is_change and await self._write(name, service, step, fleet.wake):
             known.brain.made(step, service.autoscaling, self._clock())
         self._telemetry.scaling(name, step.decision, step.desired)
         return self._tell(name, known, _verdicts(step))
@@ -202,8 +202,11 @@ class Scaler:
         if written is not None:
             self._store.put("Pod", written)
 
-    async def _write(self, name: Name, service: InferenceService, step: Step) -> bool:
-        """Put the new number into the status, where `reconcile` finds it, and tell everybody; whether it was done."""
+    async def _write(self, name: Name, service: InferenceService, step: Step, wake: float | None) -> bool:
+        """Put the new number into the status, where `reconcile` finds it, and tell everybody; whether it was done.
+
+        `wake` is the last ask for a replica that the step knew of.
+        """
         for _ in range(TRIES):
             resource = self._store.resource(name)
             if resource is None:
@@ -211,6 +214,8 @@ class Scaler:
             status = resource.get("status") or {}
             if wanted_replicas(service, status) != step.decision.current:
                 return False  # bounds have changed meanwhile; the next round sees it
+            if step.desired < step.decision.current and wake_of(resource) != wake:
+                return False  # a gateway has begun to hold a request meanwhile
             told = status_after(status.get("autoscaling") or {}, step.decision, step.desired, self._clock())
             try:
                 change = {"desiredReplicas": step.desired, "autoscaling": told}

@@ -25,9 +25,14 @@ def fleet_of(resource: Object, deployment: Object | None, pods: Sequence[Object]
     return Fleet(
         desired=desired,
         replicas=tuple(_replica(p, nodes[p.get("spec", {}).get("nodeName")] - 1) for p in alive),
-        wake=_time(resource, ANNOTATION_WAKE),
+        wake=wake_of(resource),
         is_rolling=deployment is not None and is_rolling(deployment),
     )
+
+
+def wake_of(resource: Object) -> float | None:
+    """When a gateway last asked for a replica of this service."""
+    return _time(resource, ANNOTATION_WAKE)
 
 
 def is_alive(pod: Object) -> bool:

@@ -7,6 +7,7 @@ import itertools
 import pytest
 from aiohttp import web
 
+from pagetide_operator.act import write_status
 from pagetide_operator.autoscaling import actor, scrape
 from pagetide_operator.autoscaling.actor import Scaler
 from pagetide_operator.autoscaling.samples import Sample
@@ -276,6 +277,31 @@ async def test_a_held_request_wakes_a_service_at_once(world, service):
     running.cancel()
     assert world.status["desiredReplicas"] == 1
     assert world.status["autoscaling"]["decisions"][-1]["winner"] == "wake"
+
+
+async def test_a_request_that_is_held_while_the_last_replica_goes_keeps_it(world, service, monkeypatch):
+    scaling = {"minReplicas": 0, "maxReplicas": 2, "idleSeconds": 60}
+    world.store.put(KIND, service(status={"desiredReplicas": 1}, autoscaling=scaling))
+    world.add_pods("a")
+    await world.tick(count=13)
+    assert ANNOTATION_DRAINING in world.annotations("a")
+    tries = []
+
+    async def crossed(client, resource, change):
+        """The gateway's write comes first."""
+        tries.append(change)
+        if len(tries) > 1:
+            return await write_status(client, resource, change)
+        asked = {"metadata": {"annotations": {ANNOTATION_WAKE: timestamp(world.now)}, "resourceVersion": "9"}}
+        world.store.put(KIND, merged(resource, asked))
+        raise ApiError(409, "Conflict", "the object has been modified")
+
+    monkeypatch.setattr(actor, "RETRY_S", 0)
+    monkeypatch.setattr(actor.act, "write_status", crossed)
+    await world.tick()
+    assert world.status["desiredReplicas"] == 1
+    await world.tick()
+    assert ANNOTATION_DRAINING not in world.annotations("a")
 
 
 async def test_a_service_goes_to_zero_and_a_restart_of_the_operator_does_not_forget_its_rest(world, service):
