@@ -22,6 +22,7 @@ from .autoscaler import Autoscaler, Fleet, Step
 from .explain import active_condition, changes_in, limited_condition, sentence, status_after
 from .fleet import address_of, drain_patch, fleet_of, is_alive, undrain_patch, wake_of
 from .policy import remembered
+from .rounds import Rounds
 from .samples import Sample
 from .scrape import Scraper
 from .services import Services
@@ -38,11 +39,12 @@ RETRY_S = 0.2
 
 @dataclasses.dataclass
 class _Scaled:
-    """One service: which life of it, its autoscaler, and what its conditions say."""
+    """One service: which life of it, its autoscaler, what its conditions say, and the last wake that was looked at."""
 
     uid: str
     brain: Autoscaler
     verdicts: tuple[Verdict, ...] = ()
+    wake: float | None = None
     lock: asyncio.Lock = dataclasses.field(default_factory=asyncio.Lock)
 
 
@@ -60,11 +62,11 @@ class Scaler:
         interval_s: float = SCRAPE_S,
     ) -> None:
         self._client, self._store, self._changed, self._telemetry = client, store, changed, telemetry
-        self._clock, self._interval_s = clock, interval_s
+        self._clock = clock
         self._scraper = Scraper(clock)
         self._known: dict[Name, _Scaled] = {}
         self._services = Services()
-        self._woken: asyncio.Queue[Name] = asyncio.Queue()
+        self._rounds = Rounds(self._remaining, self._guarded, interval_s)
         self._follows_cost = True
 
     def verdicts(self, name: Name) -> tuple[Verdict, ...]:
@@ -73,31 +75,25 @@ class Scaler:
         return known.verdicts if known else ()
 
     def noticed(self, name: Name) -> None:
-        """Something about a service has changed: one that sleeps may be wanted."""
-        status = (self._store.resource(name) or {}).get("status") or {}
-        if status.get("desiredReplicas") == 0:
-            self._woken.put_nowait(name)
+        """Something about a service has changed: a gateway may ask for a replica where none is, or none will be."""
+        resource, known = self._store.resource(name), self._known.get(name)
+        wake = wake_of(resource) if resource else None
+        if wake is not None and (known is None or wake != known.wake):
+            self._rounds.hurry(name)
 
     async def run(self) -> None:
         """Round after round, and in between whatever wakes."""
         self._follows_cost = await self._knows_cost()
         try:
-            await asyncio.gather(self._rounds(), self._wake())
+            await self._rounds.run()
         finally:
             await self._scraper.close()
 
-    async def _rounds(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            began = loop.time()
-            names = self._store.resources()
-            self._forget(names)
-            await asyncio.gather(*(self._guarded(name) for name in names))
-            await asyncio.sleep(max(0.0, self._interval_s - (loop.time() - began)))
-
-    async def _wake(self) -> None:
-        while True:
-            await self._guarded(await self._woken.get())
+    def _remaining(self) -> list[Name]:
+        """All services; those that are gone are forgotten."""
+        names = self._store.resources()
+        self._forget(names)
+        return names
 
     async def _guarded(self, name: Name) -> None:
         """One service's round; whatever goes wrong with it stops no other."""
@@ -142,6 +138,7 @@ class Scaler:
         known = self._known.get(name)
         if known is None or known.uid != service.uid:
             known = self._known[name] = self._first_sight(resource, service)
+        known.wake = wake_of(resource)
         async with known.lock:
             await self._scale(name, service, known)
 

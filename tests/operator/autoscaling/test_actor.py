@@ -1,6 +1,7 @@
 """The autoscaler in a cluster: what it writes, and when. The API server and the pods' metrics are fakes."""
 
 import asyncio
+import contextlib
 import dataclasses
 import itertools
 
@@ -31,10 +32,11 @@ QUICK = {"maxReplicas": 4, "behavior": {"scaleDown": {"stabilizationWindowSecond
 
 
 class Api:
-    """Takes merge patches of pods and of statuses, and Events. `refusals`: errors for the next writes of a status."""
+    """Takes merge patches of pods and of statuses, and Events. `refusals`: errors for the next writes of a status;
+    `silent`: names whose writes are never answered."""
 
     def __init__(self, store):
-        self.store, self.events, self.refusals = store, [], []
+        self.store, self.events, self.refusals, self.silent = store, [], [], ()
         self._versions = itertools.count(100)
 
     async def request(self, method, path, query=None, body=None, content_type=""):
@@ -47,6 +49,8 @@ class Api:
         if kind == KIND and self.refusals:
             raise self.refusals.pop(0)
         name = path.removesuffix("/status").rpartition("/")[2]
+        if name in self.silent:
+            await asyncio.Event().wait()
         before = self.store._objects[kind]["ns", name]
         assert body["metadata"]["uid"] == before["metadata"]["uid"]
         after = merged(before, body)
@@ -80,8 +84,8 @@ class World:
 
         monkeypatch.setattr(Scraper, "scrape", scraped)
 
-    def restarted(self):
-        self.scaler = Scaler(self.api, self.store, self.changed.append, self.telemetry, lambda: self.now)
+    def restarted(self, interval_s=5.0):
+        self.scaler = Scaler(self.api, self.store, self.changed.append, self.telemetry, lambda: self.now, interval_s)
         return self.scaler
 
     def sample(self, uid):
@@ -264,19 +268,64 @@ async def test_a_held_request_wakes_a_service_at_once(world, service):
     world.store.put(KIND, service(status=status, autoscaling=scaling))
     await world.tick()
     assert world.status["desiredReplicas"] == 0
-    running = asyncio.create_task(world.scaler.run())
-    await asyncio.sleep(0)
     asked = service(status=status, autoscaling=scaling, annotations={ANNOTATION_WAKE: timestamp(world.now)})
     asked["metadata"]["resourceVersion"] = "50"
     world.store.put(KIND, asked)
-    world.scaler.noticed(("ns", "llm"))
-    for _ in range(200):
-        if world.status["desiredReplicas"]:
-            break
-        await asyncio.sleep(0.01)
-    running.cancel()
-    assert world.status["desiredReplicas"] == 1
+    async with running(world.scaler):
+        world.scaler.noticed(("ns", "llm"))
+        await until(lambda: world.status["desiredReplicas"] == 1)
     assert world.status["autoscaling"]["decisions"][-1]["winner"] == "wake"
+
+
+@contextlib.asynccontextmanager
+async def running(scaler):
+    """The scaler at work, after its first round."""
+    task = asyncio.create_task(scaler.run())
+    await asyncio.sleep(0.05)
+    yield
+    task.cancel()
+
+
+async def until(holds):
+    async with asyncio.timeout(2):
+        while not holds():  # noqa: ASYNC110 - nothing tells of what is only looked at here
+            await asyncio.sleep(0.01)
+
+
+async def test_a_wake_does_not_wait_for_one_that_is_slow(world, service):
+    scaling = {"minReplicas": 0, "maxReplicas": 2, "idleSeconds": 60}
+    wake = {ANNOTATION_WAKE: timestamp(BEGIN)}
+    async with running(world.scaler):
+        world.api.silent = ("slow",)
+        for name in ("slow", "llm"):
+            world.store.put(KIND, service(name, status={"desiredReplicas": 0}, autoscaling=scaling, annotations=wake))
+            world.scaler.noticed(("ns", name))
+        await until(lambda: world.status["desiredReplicas"] == 1)
+
+
+async def test_a_request_that_is_held_keeps_the_last_replica_at_once(world, service):
+    scaling = {"minReplicas": 0, "maxReplicas": 2, "idleSeconds": 60}
+    world.store.put(KIND, service(status={"desiredReplicas": 1}, autoscaling=scaling))
+    world.add_pods("a")
+    world.loads = {"a": {"prefills": 1}}
+    await world.tick(count=13)
+    assert ANNOTATION_DRAINING in world.annotations("a")
+    async with running(world.scaler):
+        asked = {"metadata": {"annotations": {ANNOTATION_WAKE: timestamp(world.now)}, "resourceVersion": "9"}}
+        world.store.put(KIND, merged(world.store.resource(("ns", "llm")), asked))
+        world.scaler.noticed(("ns", "llm"))
+        await until(lambda: ANNOTATION_DRAINING not in world.annotations("a"))
+
+
+async def test_a_service_whose_writes_hang_delays_no_other(world, service):
+    world.store.put(KIND, service("odd", autoscaling=QUICK, status={"desiredReplicas": 2}))
+    world.add_pods("y", "z", service="odd")
+    world.api.silent = ("y", "z")
+    world.add_pods("a")
+    async with running(world.restarted(interval_s=0.02)):
+        world.loads["a"] = {"running": 10, "waiting": 5}
+        world.now += 5
+        await until(lambda: world.status.get("desiredReplicas") == 2)
 
 
 async def test_a_request_that_is_held_while_the_last_replica_goes_keeps_it(world, service, monkeypatch):
