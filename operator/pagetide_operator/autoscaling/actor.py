@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -15,6 +16,7 @@ from pagetide_spec.resource import InferenceService
 from .. import act
 from ..client import ApiError, Client
 from ..desired import wanted_replicas
+from ..discovery import patiently
 from ..status import Verdict
 from ..store import Name, Store
 from ..telemetry import Telemetry
@@ -32,6 +34,8 @@ logger = logging.getLogger(__name__)
 
 Object = Mapping[str, Any]
 
+# Before, a ReplicaSet does not heed the deletion cost.
+DELETION_COST_SINCE = (1, 22)
 # A status that somebody else has written meanwhile is written again over the new one, so often, so much later.
 TRIES = 10
 RETRY_S = 0.2
@@ -82,8 +86,13 @@ class Scaler:
             self._rounds.hurry(name)
 
     async def run(self) -> None:
-        """Round after round, and in between whatever wakes."""
-        self._follows_cost = await self._knows_cost()
+        """Round after round, and in between whatever wakes.
+
+        Raises:
+            OperatorError: the server does not tell its version.
+        """
+        version = await patiently(functools.partial(act.server_version, self._client))
+        self._follows_cost = version >= DELETION_COST_SINCE
         try:
             await self._rounds.run()
         finally:
@@ -114,19 +123,10 @@ class Scaler:
             self._telemetry.forget_scaling(name)
 
     async def _undrain_all(self, name: Name) -> None:
-        """Nobody removes a draining pod of a service that is not scaled any more."""
+        """Nobody removes a draining pod of a service that is not scaled, or not now."""
         for pod in self._pods(name):
             if ANNOTATION_DRAINING in (pod["metadata"].get("annotations") or {}):
                 await self._patch(name, pod["metadata"]["uid"], undrain_patch(), "stays")
-
-    async def _knows_cost(self) -> bool:
-        """Whether ReplicaSets here heed the deletion cost: from Kubernetes 1.22 on."""
-        try:
-            version = await self._client.request("GET", "/version")
-            return (int(version["major"]), int("".join(filter(str.isdigit, version["minor"])))) >= (1, 22)
-        except (ApiError, LookupError, ValueError) as error:
-            logger.warning("the cluster's version is not known, taken for 1.22 or later: %s", error)
-            return True
 
     async def _look(self, name: Name) -> None:
         resource = self._store.resource(name)
@@ -150,6 +150,7 @@ class Scaler:
 
     async def _scale(self, name: Name, service: InferenceService, known: _Scaled) -> None:
         if service.paused:
+            await self._undrain_all(name)
             return self._tell(name, known, (Verdict("ScalingActive", False, "Paused", "the service is paused"),))
         await self._scrape(name, known)
         resource = self._store.resource(name)

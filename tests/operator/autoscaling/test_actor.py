@@ -37,11 +37,14 @@ class Api:
 
     def __init__(self, store):
         self.store, self.events, self.refusals, self.silent = store, [], [], ()
+        self.minor, self.hiccups = "36+", []
         self._versions = itertools.count(100)
 
     async def request(self, method, path, query=None, body=None, content_type=""):
         if path == "/version":
-            return {"major": "1", "minor": "36+"}
+            if self.hiccups:
+                raise self.hiccups.pop()
+            return {"major": "1", "minor": self.minor}
         if path.endswith("/events"):
             self.events.append(body["message"])
             return {}
@@ -216,6 +219,34 @@ async def test_a_leaver_is_marked_until_it_is_gone_lest_a_busy_one_goes_in_its_p
     await world.tick()
     assert world.status["desiredReplicas"] == 2
     assert ANNOTATION_DRAINING not in world.annotations("a"), "both are wanted again"
+
+
+async def test_a_paused_service_keeps_no_leaver_that_nobody_would_remove(world):
+    world.add_pods("a", "b")
+    world.store.resource(("ns", "llm"))["status"]["desiredReplicas"] = 2
+    await world.tick()
+    assert ANNOTATION_DRAINING in world.annotations("a")
+    paused = {"metadata": {"annotations": {ANNOTATION_PAUSED: "true"}, "resourceVersion": "999"}}
+    world.store.put(KIND, merged(world.store.resource(("ns", "llm")), paused))
+    await world.tick()
+    assert ANNOTATION_DRAINING not in world.annotations("a")
+
+
+@pytest.mark.parametrize(
+    ("minor", "leaver"),
+    [pytest.param("21", "b", id="who its ReplicaSet will take"), pytest.param("22+", "a", id="who has least to do")],
+)
+async def test_who_leaves_depends_on_the_clusters_version_told_late_or_not(world, monkeypatch, minor, leaver):
+    monkeypatch.setattr("pagetide_operator.discovery.RETRY_SECONDS", 0)
+    world.api.minor, world.api.hiccups = minor, [ApiError(503, "Unavailable", "starting")]
+    world.add_pods("a")
+    world.now += 30
+    world.add_pods("b")  # the younger one
+    world.loads["b"] = {"running": 1}
+    world.store.resource(("ns", "llm"))["status"]["desiredReplicas"] = 2
+    async with running(world.restarted()):
+        await until(lambda: any(ANNOTATION_DRAINING in world.annotations(pod) for pod in "ab"))
+    assert ANNOTATION_DRAINING in world.annotations(leaver)
 
 
 async def test_a_service_that_is_not_scaled_any_more_keeps_no_leaver(world, service):
