@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -50,8 +51,11 @@ def address_of(pod: Object) -> str | None:
 
 
 def drain_patch(now: float) -> dict[str, Any]:
-    """What tells gateways that a pod drains, and its ReplicaSet that it goes first."""
-    return _annotations({ANNOTATION_DRAINING: timestamp(now), ANNOTATION_DELETION_COST: LEAVES_FIRST})
+    """What tells gateways that a pod drains, and its ReplicaSet that it goes first.
+
+    The time is told to the second: the next one, lest the notice that gateways get be shorter than NOTICE_S.
+    """
+    return _annotations({ANNOTATION_DRAINING: timestamp(math.ceil(now)), ANNOTATION_DELETION_COST: LEAVES_FIRST})
 
 
 def undrain_patch() -> dict[str, Any]:

@@ -174,14 +174,16 @@ async def test_one_leaves_after_it_was_drained(world):
     assert world.status["autoscaling"]["decisions"][-1]["limiter"] == "OneAtATime"
 
 
-async def test_a_leaver_waits_until_gateways_know(world):
+@pytest.mark.parametrize("fraction", [0.0, 0.75])
+async def test_a_leaver_waits_until_gateways_know(world, fraction):
+    world.now += fraction
     world.add_pods("a", "b")
     world.store.resource(("ns", "llm"))["status"]["desiredReplicas"] = 2
     await world.tick()
     assert ANNOTATION_DRAINING in world.annotations("a")
-    await world.tick(2)
+    await world.tick(2.5)
     assert world.status["desiredReplicas"] == 2
-    await world.tick(2)
+    await world.tick(1.5)
     assert world.status["desiredReplicas"] == 1
 
 
