@@ -196,7 +196,8 @@ class Operator:
         self._telemetry.is_leader.set(1)
         await self._synced.wait()  # what was not seen yet would be taken for missing
         workers = (self._worker(reconciler) for _ in range(self._options.workers))
-        await asyncio.gather(self._scaler.run(), *workers)
+        # Not `gather`: it would leave the others at work when one has failed, and the Lease is given back then.
+        await self._until_stopped(self._scaler.run(), *workers)
 
     async def _worker(self, reconciler: Reconciler) -> None:
         while True:

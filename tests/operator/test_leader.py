@@ -78,6 +78,7 @@ async def test_what_was_given_back_is_free_at_once(clock):
     one, two = (Leader(leases, "ns", name, clock) for name in "12")
     await one._try()
     await one.release()
+    assert not one.holds(), "what is still under way must write nothing"
     assert await two._try()
 
 

@@ -186,6 +186,31 @@ async def test_it_stops_when_told_though_the_server_does_not_answer():
     await asyncio.wait_for(running, 1)
 
 
+async def test_no_part_of_a_leader_goes_on_when_one_has_failed(monkeypatch):
+    operator = Operator(kubernetes.client.Configuration(), Options("pagetide/server:1", workers=3))
+    operator._synced.set()
+    at_work = set()
+
+    async def worker(_):
+        me = asyncio.current_task()
+        at_work.add(me)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            at_work.remove(me)
+
+    async def scale():
+        await asyncio.sleep(0.01)
+        assert len(at_work) == 3
+        raise LookupError("a fault of ours")
+
+    monkeypatch.setattr(operator, "_worker", worker)
+    monkeypatch.setattr(operator._scaler, "run", scale)
+    with pytest.raises(LookupError):
+        await operator._work(None)
+    assert not at_work
+
+
 async def test_a_list_that_fails_for_a_while_is_asked_for_again(server, run, service, monkeypatch):
     codes, plain = [500, 410], act.listed
 
