@@ -103,6 +103,20 @@ async def test_nothing_that_a_pod_says_ends_the_operator():
     assert meter.known == {"a": Capacity(4096, 8)}
 
 
+@contextlib.asynccontextmanager
+async def serving(**handlers):
+    """A server with a handler for each path; its address."""
+    app = web.Application()
+    for path, handler in handlers.items():
+        app.router.add_get(f"/{path}", handler)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    yield f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}"
+    await runner.cleanup()
+
+
 async def test_a_body_without_an_end_is_not_read_to_the_end(monkeypatch):
     monkeypatch.setattr(scrape, "MOST_BYTES", 64)
 
@@ -114,12 +128,20 @@ async def test_a_body_without_an_end_is_not_read_to_the_end(monkeypatch):
                 await reply.write(b"x" * 1024)
         return reply
 
-    app = web.Application()
-    app.router.add_get("/metrics", endless)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    text = await metrics_of(f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}")
-    await runner.cleanup()
-    assert text == "x" * 64
+    async with serving(metrics=endless) as address:
+        assert await metrics_of(address) == "x" * 64
+
+
+async def test_a_pod_cannot_send_us_elsewhere():
+    asked = []
+
+    async def elsewhere(request):
+        asked.append(request.path)
+        return web.Response(text=TEXT)
+
+    async def metrics(request):
+        raise web.HTTPFound("/internal")
+
+    async with serving(metrics=metrics, internal=elsewhere) as address:
+        assert parsed(await metrics_of(address)) is None
+    assert asked == []

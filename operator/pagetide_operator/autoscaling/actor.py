@@ -158,9 +158,9 @@ class Scaler:
             return None
         fleet = self._fleet(name, resource, service)
         step = known.brain.step(fleet, service.autoscaling, service.drain_seconds, self._clock())
-        await self._carry_out(name, step)
         if step.is_change and await self._write(name, service, step, fleet.wake):
             known.brain.made(step, service.autoscaling, self._clock())
+        await self._carry_out(name, step)  # the number first: it must not want for a pod that cannot be patched
         self._telemetry.scaling(name, step.decision, step.desired)
         return self._tell(name, known, _verdicts(step))
 

@@ -53,8 +53,8 @@ class Scraper:
 
 
 async def fetched(session: aiohttp.ClientSession, url: str) -> str:
-    """What is at `url`, cut after MOST_BYTES: whoever runs a pod must not fill our memory."""
-    async with session.get(url) as reply:
+    """What is at `url`, cut after MOST_BYTES: whoever runs a pod must not fill our memory, nor send us elsewhere."""
+    async with session.get(url, allow_redirects=False) as reply:
         reply.raise_for_status()
         body = await reply.content.read(MOST_BYTES)
         while len(body) < MOST_BYTES and (more := await reply.content.read(MOST_BYTES - len(body))):

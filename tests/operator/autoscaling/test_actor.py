@@ -33,11 +33,11 @@ QUICK = {"maxReplicas": 4, "behavior": {"scaleDown": {"stabilizationWindowSecond
 
 class Api:
     """Takes merge patches of pods and of statuses, and Events. `refusals`: errors for the next writes of a status;
-    `silent`: names whose writes are never answered."""
+    `silent`, `broken`: names whose writes are never answered, or always fail."""
 
     def __init__(self, store):
         self.store, self.events, self.refusals, self.silent = store, [], [], ()
-        self.minor, self.hiccups = "36+", []
+        self.minor, self.hiccups, self.broken = "36+", [], ()
         self._versions = itertools.count(100)
 
     async def request(self, method, path, query=None, body=None, content_type=""):
@@ -52,6 +52,8 @@ class Api:
         if kind == KIND and self.refusals:
             raise self.refusals.pop(0)
         name = path.removesuffix("/status").rpartition("/")[2]
+        if name in self.broken:
+            raise ApiError(500, "InternalError", "failed calling webhook")
         if name in self.silent:
             await asyncio.Event().wait()
         before = self.store._objects[kind]["ns", name]
@@ -249,6 +251,17 @@ async def test_who_leaves_depends_on_the_clusters_version_told_late_or_not(world
     async with running(world.restarted()):
         await until(lambda: any(ANNOTATION_DRAINING in world.annotations(pod) for pod in "ab"))
     assert ANNOTATION_DRAINING in world.annotations(leaver)
+
+
+async def test_a_leaver_that_cannot_be_patched_keeps_no_service_from_growing(world):
+    world.add_pods("a", "b")
+    world.store.resource(("ns", "llm"))["status"]["desiredReplicas"] = 2
+    await world.tick()
+    assert ANNOTATION_DRAINING in world.annotations("a")
+    world.api.broken = ("a",)
+    world.loads = {"b": {"running": 10, "waiting": 20}}
+    await world.tick()
+    assert world.status["desiredReplicas"] == 4
 
 
 async def test_a_service_that_is_not_scaled_any_more_keeps_no_leaver(world, service):
