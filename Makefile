@@ -13,7 +13,7 @@ help:
 	@echo "make test      all tests that need no GPU and no cluster"
 	@echo "make lint      ruff, mypy, import-linter"
 	@echo "make fmt       format the code"
-	@echo "make generate  write anew what is generated from the code (the CRD and its copies, tables)"
+	@echo "make generate  write anew what is generated from the code (the CRD and its copies, tables, dashboards)"
 	@echo "make clean     remove .venv and caches; the models in .pagetide stay"
 
 demo: $(VENV)/.demo
@@ -56,6 +56,7 @@ generate: $(VENV)/.dev
 	$(BIN)/pagetide crd > charts/pagetide/files/crd.yaml
 	$(BIN)/pagetide crd --no-rules > charts/pagetide/files/crd-without-rules.yaml
 	$(BIN)/python -m pagetide_spec.reference docs/observability.md docs/configuration.md docs/resource.md
+	PYTHONPATH=grafana $(BIN)/python -m pagetide_dashboards
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,10 @@ import pytest
 # How long an example takes says more about the machine than about the code.
 hypothesis.settings.register_profile("pagetide", deadline=None)
 hypothesis.settings.load_profile("pagetide")
+
+# Where there is no GPU, Triton interprets its kernels. It reads this when it is imported, by whatever test is first.
+if not any(map(os.path.exists, ("/dev/nvidiactl", "/dev/kfd"))):
+    os.environ["TRITON_INTERPRET"] = "1"
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
 CHAT_TEMPLATE = (
@@ -77,6 +82,18 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt-neox": ("gpt_neox", {"num_key_value_heads": None}),
     "cohere2": ("cohere2", {"sliding_window": 24, "layer_types": MIXED}),
 }
+
+
+# What a test may need beside Python, as its reason to be skipped says; `.ci/observers` fetches it.
+_OBSERVERS = ("needs Prometheus", "needs promtool", "needs a headless browser")
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Say what was left out for want of Prometheus or a browser."""
+    reasons = [str(report.longrepr) for report in terminalreporter.stats.get("skipped", [])]
+    for need in _OBSERVERS:
+        if count := sum(need in reason for reason in reasons):
+            terminalreporter.line(f'{count} tests were left out: {need}; to enable them: eval "$(.ci/observers)"')
 
 
 @pytest.fixture(scope="session")

@@ -6,12 +6,14 @@ from collections.abc import Sequence
 
 import torch
 
+from .dispatch import choose
+
 
 def copy_blocks(caches: Sequence[torch.Tensor], pairs: Sequence[tuple[int, int]]) -> None:
     """Copy block `source` over block `target` of each cache, for each (source, target) of `pairs`, in place.
 
     All sources are read before any target is written, so a block may be source of several pairs, or be the source of
-    one and the target of another.
+    one and the target of another. On a GPU it is one launch for all caches, unless there is such another.
 
     Args:
         caches: each [blocks, ...], equal in the number of blocks and on one device.
@@ -23,8 +25,14 @@ def copy_blocks(caches: Sequence[torch.Tensor], pairs: Sequence[tuple[int, int]]
     if not pairs or not caches:
         return
     blocks, device = caches[0].shape[0], caches[0].device
+    froms, tos = checked_pairs(pairs, blocks, blocks)
+    if choose(device).name == "triton" and not set(froms) & set(tos):
+        from .gpu.move_blocks import move_blocks  # needs the package triton
+
+        move_blocks(caches, caches, pairs)
+        return
     # [2, pairs]: one transfer for all caches.
-    sources, targets = torch.tensor(checked_pairs(pairs, blocks, blocks), device=device)
+    sources, targets = torch.tensor([froms, tos], device=device)
     for cache in caches:
         cache.index_copy_(0, targets, cache.index_select(0, sources))
 

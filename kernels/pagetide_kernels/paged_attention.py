@@ -6,7 +6,13 @@ import torch
 
 from . import torch_attention
 from .attention_plan import Plan, make_plan
+from .cpu import attention as cpu_attention
 from .dispatch import choose
+
+
+def uses_plan(device: torch.device) -> bool:
+    """Whether `paged_attention` on `device` takes its time from a plan that the layers of a step share."""
+    return choose(device).name == "torch"
 
 
 def paged_attention(
@@ -39,7 +45,7 @@ def paged_attention(
         scale: factor of the scores.
         sliding_window: keys that a row sees at most, its own included; None: all.
         soft_cap: scores become soft_cap * tanh(score / soft_cap); None: as they are.
-        plan: `attention_plan.make_plan` of the same tables, if the caller has it; layers share it.
+        plan: `attention_plan.make_plan` of the same tables, if the caller has it; unused where `uses_plan` is false.
 
     Returns:
         [tokens, heads, head_dim] in the dtype of `query`.
@@ -50,7 +56,35 @@ def paged_attention(
     _check_query(query, key_cache, value_cache)
     _check_tables(query, key_cache, block_tables, context_lens, query_starts)
     _check_limits(block_tables, key_cache, max_query_len, max_context_len, sliding_window, soft_cap)
-    choose(query.device)
+    kernels = choose(query.device).name
+    if kernels == "triton":
+        from .gpu import paged_attention as gpu_attention  # needs the package triton
+
+        return gpu_attention.attend(
+            query,
+            key_cache,
+            value_cache,
+            block_tables,
+            context_lens,
+            query_starts,
+            max_query_len,
+            max_context_len,
+            scale,
+            sliding_window,
+            soft_cap,
+        )
+    if kernels == "cpp":
+        return cpu_attention.attend(
+            query,
+            key_cache,
+            value_cache,
+            block_tables,
+            context_lens,
+            query_starts,
+            scale,
+            sliding_window,
+            soft_cap,
+        )
     if plan is None:
         plan = make_plan(block_tables, context_lens, query_starts, key_cache.shape, sliding_window)
     elif plan.sliding_window != sliding_window or plan.kv_heads != key_cache.shape[2]:

@@ -195,8 +195,8 @@ def _claim(service: InferenceService) -> Manifest:
 
 
 def _monitor(service: InferenceService) -> Manifest:
-    spec = {
-        "selector": {"matchLabels": {**selector_labels(service.name), **SCRAPED}},
-        "endpoints": [{"port": PORT_NAME, "path": PATH_METRICS, "interval": "15s"}],
-    }
+    # Dashboards know a service by its own name, not by that of the Service through which it is found.
+    named = {"targetLabel": "service", "replacement": service.name}
+    endpoint = {"port": PORT_NAME, "path": PATH_METRICS, "interval": "15s", "relabelings": [named]}
+    spec = {"selector": {"matchLabels": {**selector_labels(service.name), **SCRAPED}}, "endpoints": [endpoint]}
     return {**head(MONITOR.versions[0], MONITOR.name, service, service.name), "spec": spec}

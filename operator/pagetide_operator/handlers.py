@@ -5,6 +5,7 @@ Only `on.event` handlers: kopf keeps no state in the objects for them, so it wri
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -32,10 +33,13 @@ class Sight:
     def __init__(self, store: Store, queue: WorkQueue[tuple[str, str]]) -> None:
         self._store, self._queue = store, queue
         self.events: dict[str, int] = {}
+        # By the monotonic clock.
+        self.heard: dict[str, float] = {}
 
     def saw(self, kind: str, event: Mapping[str, Any]) -> None:
         """One event of kopf: `type` is None for objects listed at the start."""
         self.events[kind] = self.events.get(kind, 0) + 1
+        self.heard[kind] = time.monotonic()
         change = self._store.remove if event["type"] == "DELETED" else self._store.put
         for service in change(kind, event["object"]):
             self._queue.add(service)

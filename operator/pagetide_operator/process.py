@@ -25,6 +25,7 @@ from .capacity import Meter, metrics_of
 from .client import ApiError, Client, Fenced
 from .desired import Platform
 from .discovery import Discovery, OperatorError, patiently
+from .gauges import StoreGauges
 from .handlers import Sight, registry_for, settings_for
 from .kinds import BY_NAME, OPTIONAL
 from .leader import RENEW_DEADLINE, Leader
@@ -73,6 +74,7 @@ class Operator:
         self._telemetry = telemetry.Telemetry()
         self._telemetry.waiting.set_function(lambda: len(self._queue))
         self._telemetry.services.set_function(lambda: len(self._store.resources()))
+        self._telemetry.registry.register(StoreGauges(self._store, self._sight.heard))
         self._watchdog = Watchdog(k.name for k in BY_NAME.values() if k.is_watched)
         self._meter = Meter(metrics_of, self._queue.add)
         self._scaler = Scaler(self._client, self._store, self._queue.add, self._telemetry)

@@ -8,13 +8,11 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from pagetide_spec.errors import SettingError
-from pagetide_spec.metrics import PREFIX
+from pagetide_spec.metrics import OPERATOR_METRICS
 from pagetide_spec.names import PATH_HEALTH, PATH_LIVE, PATH_METRICS, PATH_READY
 from pagetide_spec.web import check_port
 
 from .autoscaling.policy import Decision
-
-_PREFIX = PREFIX + "operator_"
 
 
 class Telemetry:
@@ -22,43 +20,33 @@ class Telemetry:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.reconciles = Counter(
-            _PREFIX + "reconciles", "Looks at a service, by outcome.", ["outcome"], registry=self.registry
-        )
-        self.reconcile_seconds = Histogram(
-            _PREFIX + "reconcile_seconds", "Duration of one look at a service.", registry=self.registry
-        )
-        self.corrections = Counter(
-            _PREFIX + "relist_corrections",
-            "Services about which the watches had not told all.",
-            ["kind"],
-            registry=self.registry,
-        )
-        self.waiting = Gauge(_PREFIX + "queue_length", "Services that wait for a look.", registry=self.registry)
-        self.services = Gauge(_PREFIX + "services", "InferenceServices that are known.", registry=self.registry)
-        self.is_leader = Gauge(_PREFIX + "leader", "1 while this process acts.", registry=self.registry)
-        self._add_scaling()
+        self.reconciles = self._counter("operator_reconciles_total")
+        self.reconcile_seconds = self._histogram("operator_reconcile_seconds")
+        self.corrections = self._counter("operator_relist_corrections_total")
+        self.waiting = self._gauge("operator_queue_length")
+        self.services = self._gauge("operator_services")
+        self.is_leader = self._gauge("operator_leader")
+        self.scrapes = self._counter("operator_scrapes_total")
+        self._changes = self._counter("operator_scale_changes_total")
+        self._desired = self._gauge("operator_desired_replicas")
+        self._asked = self._gauge("operator_asked_replicas")
+        # There from the start, so that a first failure is a rise.
+        for outcome in ("ok", "error"):
+            self.reconciles.labels(outcome)
+        for outcome in ("ok", "failed"):
+            self.scrapes.labels(outcome)
 
-    def _add_scaling(self) -> None:
-        service = ["namespace", "service"]
-        self.scrapes = Counter(
-            _PREFIX + "scrapes", "Looks at a replica's metrics, by outcome.", ["outcome"], registry=self.registry
-        )
-        self._changes = Counter(
-            _PREFIX + "scale_changes",
-            "Changes of a service's number of replicas, by direction and the signal that asked for the most.",
-            [*service, "direction", "winner"],
-            registry=self.registry,
-        )
-        self._desired = Gauge(
-            _PREFIX + "desired_replicas", "Replicas that a scaled service should have.", service, registry=self.registry
-        )
-        self._asked = Gauge(
-            _PREFIX + "asked_replicas",
-            "Replicas that each signal of load asks for.",
-            [*service, "signal"],
-            registry=self.registry,
-        )
+    def _counter(self, name: str) -> Counter:
+        spec = OPERATOR_METRICS[name]
+        return Counter(spec.full_name, spec.help, spec.labels, registry=self.registry)
+
+    def _gauge(self, name: str) -> Gauge:
+        spec = OPERATOR_METRICS[name]
+        return Gauge(spec.full_name, spec.help, spec.labels, registry=self.registry)
+
+    def _histogram(self, name: str) -> Histogram:
+        spec = OPERATOR_METRICS[name]
+        return Histogram(spec.full_name, spec.help, spec.labels, buckets=spec.buckets, registry=self.registry)
 
     def scaling(self, name: tuple[str, str], decision: Decision, desired: int) -> None:
         """What was decided about a service."""

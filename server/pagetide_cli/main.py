@@ -13,6 +13,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "up": ("pagetide_operator.local.up", "server", "run InferenceService files on this machine"),
     "operator": ("pagetide_operator.main", "operator", "run the Kubernetes operator"),
     "gateway": ("pagetide_gateway.main", "", "run the gateway"),
+    "top": ("pagetide_operator.top.main", "", "watch a server, a gateway or a cluster"),
     "bench": ("pagetide_server.bench.main", "", "load a server and measure it"),
     "plan": ("pagetide_server.plan", "server", "print what a model needs, without loading it"),
     "simulate": ("pagetide_operator.simulate.command", "", "replay a trace through autoscaler and router"),

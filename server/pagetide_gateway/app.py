@@ -24,6 +24,7 @@ from .forward import DEFAULT_MAX_BODY, OPEN, Access, Forwarder, unknown
 from .health import HealthPoller
 from .hold import DEFAULT_HOLD, Holder, HoldLimits
 from .metrics import GatewayMetrics
+from .page import Page
 from .registry import Registry
 from .upstream import make_session
 
@@ -59,6 +60,7 @@ class Gateway:
         self._max_body, self._access, self._stall_s = max_body, access, stall_s
         self._holder = Holder(hold, lambda: self.is_draining)
         self._is_synced = is_synced
+        self._page = Page(registry, access.keys)
         self._forward: Forwarder | None = None
         self._rest = Starlette(
             routes=[*self._routes(), *extra_routes],
@@ -99,7 +101,8 @@ class Gateway:
             attempts = Attempts(session, self._metrics, self._holder)
             self._forward = Forwarder(self.registry, attempts, self._metrics, self._access, self._max_body)
             reader = FigureReader(self.registry, session, self._metrics, self._stall_s)
-            tasks = [asyncio.create_task(work) for work in (HealthPoller(self.registry, session).run(), reader.run())]
+            works = (HealthPoller(self.registry, session).run(), reader.run(), self._page.run())
+            tasks = [asyncio.create_task(work) for work in works]
             try:
                 yield
             finally:
@@ -115,6 +118,7 @@ class Gateway:
             Route(PATH_READY, self._ready),
             Route(PATH_HEALTH, self._ready),
             Route(PATH_METRICS, self._show_metrics),
+            *self._page.routes(),
         ]
 
     async def _models(self, request: Request) -> Response:

@@ -34,6 +34,8 @@ _WANTED = {
     "requests_running": "running",
     "requests_waiting": "waiting",
     "max_num_seqs": "max_running",
+    "generation_tokens_total": "generated_tokens",
+    "kv_cache_utilization_ratio": "kv_used_ratio",
 }
 # Either moves while a replica works.
 _WORK = ("engine_steps_total", "prompt_tokens_total", "generation_tokens_total")
@@ -90,6 +92,7 @@ class FigureReader:
         now = time.monotonic()
         figures, work = parse(text)
         service.router.observe(replica.name, figures, now)
+        replica.figures = figures
         replica.has_counters = work is not None
         replica.says_busy = bool(figures.running or figures.waiting)
         if work is not None and work != replica.work:

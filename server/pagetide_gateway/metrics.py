@@ -99,7 +99,7 @@ class _RegistryGauges(Collector):
             for replica in replicas:
                 each.add_metric([service.model, replica.name], replica.in_flight)
             for state in ("ready", "draining", "ejected", "unready"):
-                states.add_metric([service.model, state], sum(_state(r) == state for r in replicas))
+                states.add_metric([service.model, state], sum(state_of(r) == state for r in replicas))
         return held, each, flight, states
 
 
@@ -108,7 +108,8 @@ def _gauge(name: str) -> GaugeMetricFamily:
     return GaugeMetricFamily(spec.full_name, spec.help, labels=[MODEL, *spec.labels])
 
 
-def _state(replica: Replica) -> str:
+def state_of(replica: Replica) -> str:
+    """One of ready, draining, ejected, unready."""
     if replica.draining:
         return "draining"
     if not replica.is_available:

@@ -16,6 +16,7 @@ from typing import Any
 
 from .outlier import GOOD, Standing, takes_part
 from .prompt import Density
+from .replica_load import Figures
 from .routing import ExpectedTime, Router
 
 
@@ -40,6 +41,7 @@ class Replica:
     `url` has no trailing slash; `in_flight` counts requests sent and not yet answered, `streams` those that stream.
     `heard` is when it last showed a sign of work; `has_counters` whether its metrics show work that nobody here sees,
     `says_busy` whether they show any now.
+    `figures` are what those metrics said last.
     """
 
     name: str
@@ -55,6 +57,7 @@ class Replica:
     work: float = -1.0
     has_counters: bool = False
     says_busy: bool = False
+    figures: Figures | None = None
     _ends: set[Callable[[], object]] = dataclasses.field(default_factory=set)
 
     @contextlib.contextmanager

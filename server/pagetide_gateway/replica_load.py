@@ -39,6 +39,8 @@ class Figures:
     running: float | None = None
     waiting: float | None = None
     max_running: float | None = None
+    generated_tokens: float | None = None
+    kv_used_ratio: float | None = None
 
 
 class ReplicaLoad:

@@ -15,7 +15,7 @@ SEQUENCE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 @dataclasses.dataclass(frozen=True)
 class Metric:
-    """One metric family. Every one also carries the label `model_name`."""
+    """One metric family. A server's and a gateway's carry the label `model_name` as well."""
 
     name: str
     kind: Literal["gauge", "counter", "histogram"]
@@ -87,6 +87,10 @@ SERVER_METRICS: dict[str, Metric] = {
         _counter("kv_block_allocations_total", "KV blocks taken for a sequence."),
         _counter("kv_block_allocation_failures_total", "Times that a KV block was wanted and none was to be had."),
         _counter("http_requests_total", "HTTP requests answered.", "route", "code"),
+        # Of the GPUs that the engine may use, by NVML's index; absent without one, or without nvidia-ml-py.
+        _gauge("gpu_utilization_ratio", "Share of the last second in which the GPU computed.", "gpu"),
+        _gauge("gpu_memory_used_bytes", "GPU memory that is taken, whoever took it.", "gpu"),
+        _gauge("gpu_memory_total_bytes", "GPU memory that there is.", "gpu"),
         _histogram("request_queue_seconds", "Arrival to first scheduled step.", LATENCY_BUCKETS),
         _histogram("time_to_first_token_seconds", "Arrival to first token.", LATENCY_BUCKETS),
         _histogram("inter_token_seconds", "Time between two tokens of one sequence.", LATENCY_BUCKETS),
@@ -117,6 +121,48 @@ GATEWAY_METRICS: dict[str, Metric] = {
         _gauge("gateway_replicas", "Replicas by state: ready, draining, ejected or unready.", "state"),
         _histogram("gateway_first_byte_seconds", "Arrival to the first byte of the replica's answer.", LATENCY_BUCKETS),
     )
+}
+
+# The operator's own. `namespace` and `service` are those of an InferenceService.
+_SERVICE = ("namespace", "service")
+OPERATOR_METRICS: dict[str, Metric] = {
+    m.name: m
+    for m in (
+        _counter("operator_reconciles_total", "Looks at a service, by outcome.", "outcome"),
+        _histogram("operator_reconcile_seconds", "Duration of one look at a service.", LATENCY_BUCKETS),
+        _counter("operator_relist_corrections_total", "Services about which the watches had not told all.", "kind"),
+        _gauge("operator_queue_length", "Services that wait for a look."),
+        _gauge("operator_services", "InferenceServices that are known."),
+        _gauge("operator_leader", "1 while this process acts."),
+        _gauge("operator_watch_age_seconds", "Time since the last watch event of a kind.", "kind"),
+        _counter("operator_scrapes_total", "Looks at a replica's metrics, by outcome.", "outcome"),
+        _counter(
+            "operator_scale_changes_total",
+            "Changes of a service's number of replicas, by direction and the signal that asked for the most.",
+            *_SERVICE,
+            "direction",
+            "winner",
+        ),
+        _gauge("operator_desired_replicas", "Replicas that a scaled service should have.", *_SERVICE),
+        _gauge("operator_asked_replicas", "Replicas that each signal of load asks for.", *_SERVICE, "signal"),
+        _gauge(
+            "operator_service_replicas", "Replicas by state: desired, ready, starting or draining.", *_SERVICE, "state"
+        ),
+        _gauge(
+            "operator_service_condition",
+            "1 where the condition of a service holds, 0 where not; the reason is a label.",
+            *_SERVICE,
+            "condition",
+            "reason",
+        ),
+    )
+}
+
+# NVIDIA's DCGM exporter; not ours, and shown only where it runs.
+DCGM_METRICS: dict[str, str] = {
+    "DCGM_FI_DEV_GPU_UTIL": "Percentage of time in which the GPU computed.",
+    "DCGM_FI_DEV_FB_USED": "MiB of GPU memory that are taken.",
+    "DCGM_FI_DEV_FB_FREE": "MiB of GPU memory that are free.",
 }
 
 

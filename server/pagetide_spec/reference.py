@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from .metrics import GATEWAY_METRICS, SERVER_METRICS, VLLM_METRICS, Metric
+from .metrics import GATEWAY_METRICS, OPERATOR_METRICS, SERVER_METRICS, VLLM_METRICS, Metric
 from .resource_table import rules_table, spec_table, status_table
 from .settings_table import settings_table
 
@@ -29,6 +29,7 @@ def vllm_table() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "server-metrics": lambda: metrics_table(SERVER_METRICS.values()),
     "gateway-metrics": lambda: metrics_table(GATEWAY_METRICS.values()),
+    "operator-metrics": lambda: metrics_table(OPERATOR_METRICS.values()),
     "vllm-metrics": vllm_table,
     "settings": settings_table,
     "spec": spec_table,

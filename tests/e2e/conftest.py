@@ -36,12 +36,12 @@ def wait_for(look: Callable[[], Any], seconds: float = 30.0) -> Any:
 class Run:
     """A command under test, and every process that stems from it, known by a mark in their environment."""
 
-    def __init__(self, arguments: list[str], folder: Path) -> None:
+    def __init__(self, arguments: list[str], folder: Path, program: str = sys.executable) -> None:
         self.mark = uuid.uuid4().hex
         path = os.pathsep.join(str(ROOT / p) for p in ("operator", "server", "kernels"))
         self.output = folder / f"output-{self.mark}"
         self.process = subprocess.Popen(
-            [sys.executable, *arguments],
+            [program, *arguments],
             cwd=folder,
             env={**os.environ, MARK: self.mark, "PYTHONPATH": path, "COLUMNS": "200"},
             stdin=subprocess.DEVNULL,
@@ -91,10 +91,21 @@ class Run:
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Callable[..., Run]]:
     """`run("-m", "pagetide_cli.main", ...)` starts Python so; at the end of the test all of it must be gone."""
+    yield from running_in(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def module_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Run]]:
+    """The same for what all tests of a module look at together."""
+    yield from running_in(tmp_path_factory.mktemp("run"))
+
+
+def running_in(folder: Path) -> Iterator[Callable[..., Run]]:
+    """A starter of commands; going on from there ends them all."""
     runs: list[Run] = []
 
-    def start(*arguments: str) -> Run:
-        runs.append(Run(list(arguments), tmp_path))
+    def start(*arguments: str, program: str = sys.executable) -> Run:
+        runs.append(Run(list(arguments), folder, program))
         return runs[-1]
 
     yield start
@@ -108,7 +119,7 @@ def run(tmp_path: Path) -> Iterator[Callable[..., Run]]:
                 os.kill(pid, signal.SIGKILL)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def until() -> Callable[..., Any]:
     return wait_for
 

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from pagetide_kernels.copy_blocks import copy_blocks
-from pagetide_kernels.dispatch import choose
 from pagetide_kernels.reference import cache_ops as reference
 from pagetide_kernels.reshape_and_cache import reshape_and_cache
 from pagetide_kernels.swap_blocks import swap_blocks
@@ -99,11 +98,3 @@ def test_refuses_wrong_block_numbers(pairs: list[tuple[int, int]], problem: str)
 def test_refuses_to_swap_between_different_caches() -> None:
     with pytest.raises(ValueError, match="differ"):
         swap_blocks([(torch.zeros(2, 8, 1, 4), torch.zeros(2, 16, 1, 4))], [(0, 0)])
-
-
-def test_the_choice_of_implementation_says_why() -> None:
-    choice = choose(torch.device("cpu"))
-    assert choice.name == "torch"
-    assert choice.reason
-    with pytest.raises(ValueError, match="meta"):
-        choose(torch.device("meta"))

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import random
+from collections.abc import Callable
 
 import pytest
 import torch
 
 from pagetide_kernels.attention_plan import make_plan
+from pagetide_kernels.cpu.build import BuildError, find_compiler
+from pagetide_kernels.dispatch import VARIABLE
 from pagetide_kernels.paged_attention import paged_attention
 from pagetide_kernels.reference.paged_attention import paged_attention as reference
-from pagetide_kernels.reshape_and_cache import reshape_and_cache
 
 # (tokens in the cache, of which are query rows)
 Batch = list[tuple[int, int]]
@@ -18,38 +19,25 @@ DECODES: Batch = [(1, 1), (37, 1), (8, 1), (64, 1), (129, 1)]
 PREFILLS: Batch = [(5, 5), (33, 33), (2, 2)]
 CHUNKS: Batch = [(70, 9), (40, 33), (17, 16)]
 MIXED: Batch = [(50, 1), (3, 1), (19, 19), (90, 7), (1, 1)]
+Case = Callable[..., dict[str, torch.Tensor]]
+Limits = Callable[[Batch], dict[str, int]]
 
 
-def make_case(
-    batch: Batch, heads: int, kv_heads: int, dim: int, block_size: int, dtype: torch.dtype = torch.float32
-) -> dict[str, torch.Tensor]:
-    """Tensors of a batch whose blocks lie scattered; every slot that no context covers is NaN."""
-    torch.manual_seed(sum(c for c, _ in batch) + dim)
-    need = [-(-context // block_size) for context, _ in batch]
-    numbers = list(range(sum(need) + 4))
-    random.Random(1).shuffle(numbers)
-    tables = torch.zeros(len(batch), max(need), dtype=torch.int32)
-    caches = [torch.full((len(numbers), block_size, kv_heads, dim), float("nan"), dtype=dtype) for _ in "kv"]
-    for s, (context, _) in enumerate(batch):
-        mine = torch.tensor([numbers.pop() for _ in range(need[s])])
-        tables[s, : need[s]] = mine
-        positions = torch.arange(context)
-        slots = mine[positions // block_size] * block_size + positions % block_size
-        new = torch.randn(2, context, kv_heads, dim).to(dtype)
-        reshape_and_cache(new[0], new[1], *caches, slots)
-    counts = torch.tensor([q for _, q in batch])
-    return {
-        "query": torch.randn(int(counts.sum()), heads, dim).to(dtype),
-        "key_cache": caches[0],
-        "value_cache": caches[1],
-        "block_tables": tables,
-        "context_lens": torch.tensor([c for c, _ in batch], dtype=torch.int32),
-        "query_starts": torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)]).int(),
-    }
+@pytest.fixture(params=["cpp", "torch"])
+def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The implementation that a test runs on."""
+    if request.param == "cpp":
+        require_compiler()
+    monkeypatch.setenv(VARIABLE, request.param)
+    return str(request.param)
 
 
-def limits(batch: Batch) -> dict[str, int]:
-    return {"max_query_len": max(q for _, q in batch), "max_context_len": max(c for c, _ in batch)}
+def require_compiler() -> None:
+    """Skip the test where the C++ ops cannot be built."""
+    try:
+        find_compiler()
+    except BuildError as error:
+        pytest.skip(str(error))
 
 
 @pytest.mark.parametrize(
@@ -73,7 +61,9 @@ def limits(batch: Batch) -> dict[str, int]:
         pytest.param(20, 2.0, id="capped scores in a window"),
     ],
 )
-def test_equals_the_reference(batch: Batch, window: int | None, soft_cap: float | None) -> None:
+def test_equals_the_reference(
+    kernels: str, make_case: Case, limits: Limits, batch: Batch, window: int | None, soft_cap: float | None
+) -> None:
     case = make_case(batch, heads=4, kv_heads=2, dim=16, block_size=16)
     expected = reference(**case, scale=0.3, sliding_window=window, soft_cap=soft_cap)
     got = paged_attention(**case, **limits(batch), scale=0.3, sliding_window=window, soft_cap=soft_cap)
@@ -83,7 +73,9 @@ def test_equals_the_reference(batch: Batch, window: int | None, soft_cap: float 
 @pytest.mark.parametrize("dim", [80, 96, 128, 256])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (8, 2), (5, 1)])
 @pytest.mark.parametrize("block_size", [8, 16, 32])
-def test_equals_the_reference_for_every_form_of_cache(heads: int, kv_heads: int, dim: int, block_size: int) -> None:
+def test_equals_the_reference_for_every_form_of_cache(
+    kernels: str, make_case: Case, limits: Limits, heads: int, kv_heads: int, dim: int, block_size: int
+) -> None:
     case = make_case(MIXED, heads, kv_heads, dim, block_size)
     expected = reference(**case, scale=dim**-0.5, sliding_window=21)
     got = paged_attention(**case, **limits(MIXED), scale=dim**-0.5, sliding_window=21)
@@ -91,7 +83,9 @@ def test_equals_the_reference_for_every_form_of_cache(heads: int, kv_heads: int,
 
 
 @pytest.mark.parametrize("soft_cap", [None, 2.0])
-def test_bfloat16_is_the_reference_rounded(soft_cap: float | None) -> None:
+def test_bfloat16_is_the_reference_rounded(
+    kernels: str, make_case: Case, limits: Limits, soft_cap: float | None
+) -> None:
     case = make_case(MIXED, heads=4, kv_heads=2, dim=32, block_size=16, dtype=torch.bfloat16)
     expected = reference(**case, scale=0.2, soft_cap=soft_cap)
     got = paged_attention(**case, **limits(MIXED), scale=0.2, soft_cap=soft_cap)
@@ -100,14 +94,15 @@ def test_bfloat16_is_the_reference_rounded(soft_cap: float | None) -> None:
     torch.testing.assert_close(got.float(), expected, rtol=2**-6, atol=2**-6)
 
 
-def test_values_may_be_narrower_than_keys() -> None:
+def test_values_may_be_narrower_than_keys(kernels: str, make_case: Case, limits: Limits) -> None:
     case = make_case(MIXED, heads=4, kv_heads=2, dim=24, block_size=16)
     case["value_cache"] = case["value_cache"][..., :16].contiguous()
     got = paged_attention(**case, **limits(MIXED), scale=0.2)
     torch.testing.assert_close(got, reference(**case, scale=0.2), rtol=1e-5, atol=1e-5)
 
 
-def test_many_decodes_in_several_groups() -> None:
+def test_many_decodes_in_several_groups(monkeypatch: pytest.MonkeyPatch, make_case: Case, limits: Limits) -> None:
+    monkeypatch.setenv(VARIABLE, "torch")
     batch: Batch = [(n, 1) for n in (1500, 1490, 700, 3, 2, 1, 690, 2)]
     case = make_case(batch, heads=2, kv_heads=1, dim=8, block_size=32)
     plan = make_plan(
@@ -118,7 +113,7 @@ def test_many_decodes_in_several_groups() -> None:
     torch.testing.assert_close(got, reference(**case, scale=0.4), rtol=1e-5, atol=1e-5)
 
 
-def test_a_window_reads_no_block_before_it() -> None:
+def test_a_window_reads_no_block_before_it(kernels: str, make_case: Case) -> None:
     case = make_case([(100, 1), (90, 5)], heads=2, kv_heads=1, dim=8, block_size=8)
     expected = reference(**case, scale=0.4, sliding_window=10)
     for s, last_unseen_block in ((0, 100 - 10), (1, 90 - 5 - 10)):
@@ -144,14 +139,64 @@ def test_a_window_reads_no_block_before_it() -> None:
         pytest.param({"soft_cap": 0.0}, "soft_cap", id="a cap of zero"),
     ],
 )
-def test_refuses_what_does_not_fit(change: dict[str, object], problem: str) -> None:
+def test_refuses_what_does_not_fit(
+    kernels: str, make_case: Case, limits: Limits, change: dict[str, object], problem: str
+) -> None:
     case = make_case(MIXED, heads=4, kv_heads=2, dim=16, block_size=16)
     with pytest.raises(ValueError, match=problem):
         paged_attention(**{**case, **limits(MIXED), "scale": 0.3, **change})
 
 
-def test_refuses_a_plan_of_another_window() -> None:
+def test_refuses_a_plan_of_another_window(monkeypatch: pytest.MonkeyPatch, make_case: Case, limits: Limits) -> None:
+    monkeypatch.setenv(VARIABLE, "torch")
     case = make_case(MIXED, heads=4, kv_heads=2, dim=16, block_size=16)
     plan = make_plan(case["block_tables"], case["context_lens"], case["query_starts"], case["key_cache"].shape, 5)
     with pytest.raises(ValueError, match="another window"):
         paged_attention(**case, **limits(MIXED), scale=0.3, sliding_window=6, plan=plan)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        pytest.param({"block_tables": torch.full((5, 6), 99, dtype=torch.int32)}, "do not exist", id="a block"),
+        pytest.param({"query_starts": torch.tensor([0, 1, 2, 21, 28, 40]).int()}, "do not exist", id="a row"),
+        pytest.param({"context_lens": torch.tensor([50, 3, 19, 900, 1]).int()}, "do not exist", id="a column"),
+    ],
+)
+def test_the_native_op_reads_nothing_outside(
+    monkeypatch: pytest.MonkeyPatch, make_case: Case, limits: Limits, change: dict[str, torch.Tensor], problem: str
+) -> None:
+    require_compiler()
+    monkeypatch.setenv(VARIABLE, "cpp")
+    case = make_case(MIXED, heads=4, kv_heads=2, dim=16, block_size=16)
+    with pytest.raises(ValueError, match=problem):
+        paged_attention(**{**case, **change}, **limits(MIXED), scale=0.3)
+
+
+def test_a_decode_is_the_same_to_the_bit_whatever_its_batch_and_threads(
+    monkeypatch: pytest.MonkeyPatch, make_case: Case
+) -> None:
+    require_compiler()
+    monkeypatch.setenv(VARIABLE, "cpp")
+    case = make_case([(700, 1), (19, 19), (300, 1)], heads=4, kv_heads=2, dim=40, block_size=16)
+    together = paged_attention(**case, max_query_len=19, max_context_len=700, scale=0.3)
+    alone = {"block_tables": case["block_tables"][:1], "context_lens": case["context_lens"][:1]}
+    alone |= {"query": case["query"][:1], "query_starts": case["query_starts"][:2]}
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        got = paged_attention(**case | alone, max_query_len=1, max_context_len=700, scale=0.3)
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(got[0], together[0])
+
+
+def test_nan_and_infinity_in_one_sequence_stay_there(kernels: str, make_case: Case, limits: Limits) -> None:
+    case = make_case(MIXED, heads=4, kv_heads=2, dim=16, block_size=16)
+    clean = paged_attention(**case, **limits(MIXED), scale=0.3)
+    case["key_cache"][case["block_tables"][0, 1], 3] = float("nan")
+    case["key_cache"][case["block_tables"][3, 0], 3] = float("inf")
+    got = paged_attention(**case, **limits(MIXED), scale=0.3)
+    broken = torch.tensor([row == 0 or 21 <= row < 28 for row in range(29)])
+    assert got[broken].isnan().all()
+    torch.testing.assert_close(got[~broken], clean[~broken], rtol=1e-5, atol=1e-5)

@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 from pagetide_spec.metrics import FINISH_REASONS, SERVER_METRICS, VLLM_METRICS, Metric
 
 from ..wire.messages import EngineStats, Ready, StepOutput
+from .gpu import Gpus
 from .histogram import Histogram
 
 Labels = tuple[str, ...]
@@ -47,6 +48,7 @@ class ServerMetrics(Collector):
         self._inter_token = self._histograms["inter_token_seconds"]
         self._steps: deque[tuple[float, int]] = deque()
         self._queued = 0.0
+        self._gpus = Gpus()
         self._cache: deque[tuple[float, int, int]] = deque([(time.monotonic(), 0, 0)])
         self._registry = CollectorRegistry()
         self._registry.register(self)
@@ -196,4 +198,13 @@ class ServerMetrics(Collector):
     def _read_ready(self, ready: Ready) -> None:
         self._set("max_num_seqs", ready.max_num_seqs)
         self._set("kv_capacity_tokens", ready.num_blocks * ready.block_size)
+        if ready.device.startswith("cuda"):
+            self._read_gpus()
         self._set("engine_info", 1, (self._version, ready.dtype, str(ready.block_size), ready.device, ready.attention))
+
+    def _read_gpus(self) -> None:
+        names = {"gpu_utilization_ratio": "busy", "gpu_memory_used_bytes": "used", "gpu_memory_total_bytes": "total"}
+        found = self._gpus.read()
+        for name, field in names.items():
+            told = {(gpu.index,): getattr(gpu, field) for gpu in found}
+            self._values[name] = {labels: value for labels, value in told.items() if value is not None}

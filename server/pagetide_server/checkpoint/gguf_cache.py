@@ -25,7 +25,7 @@ from pagetide_spec.errors import PagetideError, SettingError
 from .files import Progress, cache_folder
 
 # Part of the key: raise it when the conversion writes something else.
-FORMAT = 1
+FORMAT = 2
 _WINDOWS, _WINDOW_BYTES = 256, 65536
 
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 
 from pagetide_kernels.attention_plan import Plan, make_plan
-from pagetide_kernels.paged_attention import paged_attention
+from pagetide_kernels.paged_attention import paged_attention, uses_plan
 from pagetide_kernels.reshape_and_cache import reshape_and_cache
 
 from .batch import Batch
@@ -103,6 +103,7 @@ class StepAttention:
         self.batch, self.caches = batch, caches
         # Layers of equal window and cache shape share a plan.
         self._plans: dict[tuple[int | None, torch.Size], Plan] = {}
+        self._uses_plan = uses_plan(batch.slots.device)
 
     def attend(
         self,
@@ -134,7 +135,9 @@ class StepAttention:
             self._plan(sliding_window, key_cache.shape),
         )
 
-    def _plan(self, window: int | None, shape: torch.Size) -> Plan:
+    def _plan(self, window: int | None, shape: torch.Size) -> Plan | None:
+        if not self._uses_plan:
+            return None
         known = self._plans.get((window, shape))
         if known is None:
             batch = self.batch

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from pagetide_kernels import dispatch
 from pagetide_spec.config import EngineConfig
 from pagetide_spec.errors import SettingError, shorten
 
 from ..checkpoint.files import Progress, check_whole, eos_token_ids, read_json, resolve, silent, weight_files
+from .fused import fuse
 from .network import Layer, examine
 from .weights import load_weights, reported_weights
+
+log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +47,8 @@ def load(config: EngineConfig, progress: Progress = silent) -> LoadedModel:
         SettingError: the model is missing, incomplete or cannot be served; says what to change.
         PagetideError: it cannot be downloaded or converted.
     """
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    kernels = _kernels(device)
     folder = resolve(config, progress)
     hf_config = read_config(folder, config)
     _check_quantization(hf_config, config)
@@ -50,10 +57,11 @@ def load(config: EngineConfig, progress: Progress = silent) -> LoadedModel:
         check_whole(path, config)
     progress("building the network", 0.0)
     shape = examine(hf_config, config)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = dtype_of(hf_config, config, device)
     with reported_weights(progress):
         network = load_weights(folder, config, dtype, device, shape)
+    if kernels == "triton" and device.type == "cuda":
+        log.info("layers swapped for fused ones: %s", ", ".join(fuse(network)) or "none is known")
     return LoadedModel(
         network=network,
         hf_config=hf_config,
@@ -62,7 +70,7 @@ def load(config: EngineConfig, progress: Progress = silent) -> LoadedModel:
         max_model_len=max_model_len,
         vocab_size=shape.vocab_size,
         eos_token_ids=_eos_token_ids(folder, hf_config, config, shape.vocab_size),
-        attention_name="paged-torch",
+        attention_name=f"paged-{kernels}",
         layers=shape.layers,
     )
 
@@ -157,3 +165,13 @@ def _eos_token_ids(folder: Path, hf_config: Any, config: EngineConfig, vocab_siz
     generation = read_json(folder / "generation_config.json", config.model, missing_ok=True)
     stated = eos_token_ids(generation, hf_config.to_dict(), config.model)
     return tuple(i for i in stated if 0 <= i < vocab_size)
+
+
+def _kernels(device: torch.device) -> str:
+    """The name of the ops' implementation. What must be built for it is built now, not on a step."""
+    try:
+        choice = dispatch.choose(device)
+    except dispatch.KernelChoiceError as error:
+        raise SettingError(dispatch.VARIABLE, error.value, error.problem) from error
+    log.info("kernels on %s: %s (%s)", device.type, choice.name, choice.reason)
+    return choice.name

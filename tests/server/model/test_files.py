@@ -306,3 +306,19 @@ def test_weights_that_do_not_fit_when_they_move_are_told_in_one_line(
     with pytest.raises(SettingError, match="do not fit into the GPU's memory; set dtype to a smaller type") as caught:
         load(EngineConfig(model=str(tiny_model("llama"))))
     assert "\n" not in str(caught.value)
+
+
+def test_the_choice_of_kernels_is_logged_and_told(
+    tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("PAGETIDE_KERNELS", "torch")
+    with caplog.at_level("INFO", "pagetide_server"):
+        loaded = load(EngineConfig(model=str(tiny_model("llama"))))
+    assert loaded.attention_name == "paged-torch"
+    assert caplog.messages == ["kernels on cpu: torch (PAGETIDE_KERNELS asks for it)"]
+
+
+def test_a_wrong_choice_of_kernels_is_refused_before_anything_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PAGETIDE_KERNELS", "cuda")
+    with pytest.raises(SettingError, match=r"^PAGETIDE_KERNELS: 'cuda': must be one of auto, triton, cpp, torch$"):
+        load(EngineConfig(model="/nowhere"))

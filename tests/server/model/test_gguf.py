@@ -18,8 +18,8 @@ import pytest
 from pagetide_server.checkpoint import gguf_cache
 from pagetide_server.checkpoint.files import resolve
 from pagetide_server.checkpoint.gguf_cache import identity
-from pagetide_server.model.gguf.convert import Refused, convert
-from pagetide_server.model.gguf.file import GgufError, read_gguf
+from pagetide_server.model.gguf.convert import Refused, config_values, convert
+from pagetide_server.model.gguf.file import GgufError, GgufFile, GgufTensor, read_gguf
 from pagetide_server.model.loader import load
 from pagetide_server.plan import main as plan_main
 from pagetide_spec.config import EngineConfig
@@ -341,8 +341,6 @@ def test_a_fault_found_by_the_child_process_is_one_clear_error(tmp_path: Path, c
 
 
 def test_an_unknown_architecture_is_refused_by_name(tiny_model: Tiny, tmp_path: Path) -> None:
-    from pagetide_server.model.gguf.convert import config_values
-
     path = write_gguf(tiny_model("qwen3"), tmp_path / "m.gguf", "qwen3", **{"qwen3.rope.scaling.type": "yarn"})
     file = read_gguf(path)
     with pytest.raises(Refused, match="scaled rotary positions"):
@@ -437,3 +435,19 @@ TEXTS = [
     "▁ already ▁▁ there",
     "",
 ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [
+        pytest.param(0, "float32", id="F32"),
+        pytest.param(1, "float16", id="F16"),
+        pytest.param(12, "bfloat16", id="Q4_K"),
+        pytest.param(30, "bfloat16", id="BF16"),
+    ],
+)
+def test_on_a_gpu_a_model_computes_in_the_type_of_its_largest_tensor(kind: int, dtype: str) -> None:
+    tensors = [GgufTensor("norm", (64,), 0, 0), GgufTensor("matrix", (64, 64), kind, 0)]
+    metadata = {"general.architecture": "llama", "tokenizer.ggml.tokens": ["a"]}
+    values = config_values(GgufFile(Path("m.gguf"), metadata, tensors))
+    assert values["dtype"] == dtype

@@ -8,6 +8,7 @@ is taken from transformers' and gguf's own tables; only the reading is ours, sin
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,8 @@ from .tokenizer import write_tokenizer
 
 PIECE_BLOCKS = 8192
 PLAIN = {"F32": np.float32, "F16": np.float16}
+# ggml type number -> what to compute in.
+COMPUTED_IN = {0: "float32", 1: "float16"}
 # Kinds whose conversion is known to be right: (name at transformers). Hybrids and encoders are left out.
 ARCHITECTURES = {
     "gemma2": "gemma2",
@@ -75,6 +78,7 @@ def convert(path: Path, folder: Path) -> None:
     _tell(0.25)
     network, processor = _network(values)
     _write_weights(file, network, processor, folder)
+    network.config.dtype = values["dtype"]
     network.config.save_pretrained(folder)
     (folder / "generation_config.json").write_text(json.dumps(_generation(file), indent=2) + "\n", "utf-8")
     _tell(1.0)
@@ -115,7 +119,11 @@ def config_values(file: GgufFile) -> dict[str, Any]:
     _refuse_scaled_rope(file, names)
     table: Any = GGUF_TO_TRANSFORMERS_MAPPING["config"]
     renames = {architecture: table.get(model_type) or table[architecture], "tokenizer": table["tokenizer"]}
-    values: dict[str, Any] = {"model_type": model_type, "tie_word_embeddings": "output.weight" not in names}
+    values: dict[str, Any] = {
+        "model_type": model_type,
+        "tie_word_embeddings": "output.weight" not in names,
+        "dtype": _own_dtype(file),
+    }
     for key, value in file.metadata.items():
         prefix, _, rest = key.partition(".")
         name = renames.get(prefix, {}).get(rest)
@@ -135,6 +143,12 @@ def _model_type(file: GgufFile) -> str:
         known = ", ".join(sorted(ARCHITECTURES))
         raise Refused(f"GGUF files of architecture {file.architecture!r} are not supported; known are {known}")
     return ARCHITECTURES[file.architecture]
+
+
+def _own_dtype(file: GgufFile) -> str:
+    """The type to compute in on a GPU: that of the largest tensor, bfloat16 where it is quantized."""
+    largest = max(file.tensors, key=lambda t: math.prod(t.shape), default=None)
+    return COMPUTED_IN.get(largest.kind, "bfloat16") if largest else "bfloat16"
 
 
 def _refuse_scaled_rope(file: GgufFile, names: list[str]) -> None:

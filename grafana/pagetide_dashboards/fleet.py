@@ -1,0 +1,174 @@
+"""*Fleet*: all services side by side; where to look first."""
+
+from __future__ import annotations
+
+from .model import Dashboard, Panel, Query, Row, Variable
+from .queries import NAMED, SERVICE, WHO, quantile, rate, ratio
+
+NAMESPACE = Variable("namespace", "namespace", "@requests_running")
+NAME = Variable("service", "service", '@requests_running{namespace=~"$namespace"}')
+
+# Of several operators each tells what it sees; they see the same.
+REPLICAS = 'max by (namespace, service) (@operator_service_replicas{state="%s"})'
+# A look every 15 s: 240 of them are an hour.
+REPLICA_HOURS = f"sum by ({WHO}) (sum_over_time(count by ({WHO}) (@kv_capacity_tokens)[$__range:15s])) / 240"
+ERRORS = ratio('@requests_total{finish_reason="error"}', "@requests_total")
+HITS = ratio("@prefix_cache_hit_tokens_total", "@prefix_cache_query_tokens_total")
+NO_REQUESTS = "while no request ends within the window"
+NO_LOOKUPS = "while no prompt comes in"
+
+OVERVIEW = Row(
+    "Overview",
+    [
+        Panel(
+            "Replicas ready",
+            "none",
+            "Replicas that answer. Fewer than desired: open Operator, and the Ready condition of the service says why.",
+            [Query('sum(max by (namespace, service) (@operator_service_replicas{state="ready"}))')],
+            kind="stat",
+            width=4,
+            height=4,
+        ),
+        Panel(
+            "Replicas desired",
+            "none",
+            "What the operator asks the cluster for. At the maximum and requests wait: raise autoscaling.maxReplicas.",
+            [Query('sum(max by (namespace, service) (@operator_service_replicas{state="desired"}))')],
+            kind="stat",
+            width=4,
+            height=4,
+        ),
+        Panel(
+            "Generated tokens a second",
+            "short",
+            "Tokens sent to clients by all services.",
+            [Query("sum(rate(@generation_tokens_total[$__rate_interval]))")],
+            kind="stat",
+            width=4,
+            height=4,
+        ),
+        Panel(
+            "Requests waiting",
+            "none",
+            "Requests that have no place in a batch yet. Lasting: open Service; more replicas, or a larger batch.",
+            [Query("sum(@requests_waiting)")],
+            kind="stat",
+            width=4,
+            height=4,
+            warn=1,
+            alarm=20,
+        ),
+        Panel(
+            "Worst queue time, p95",
+            "s",
+            "The service whose requests wait longest for their first step. High: see which one below, then Service.",
+            [Query(f"max({quantile(0.95, '@request_queue_seconds')} >= 0)", optional=NO_LOOKUPS)],
+            kind="stat",
+            width=4,
+            height=4,
+            warn=0.5,
+            alarm=2,
+        ),
+        Panel(
+            "Failed requests",
+            "percentunit",
+            "Requests that ended by a fault of the server. Above zero: the servers' logs name each by its request id.",
+            [Query(f"max({ERRORS})", optional=NO_REQUESTS)],
+            kind="stat",
+            width=4,
+            height=4,
+            warn=0.001,
+            alarm=0.01,
+        ),
+    ],
+)
+
+SERVICES = Row(
+    "Services",
+    [
+        Panel(
+            "Services",
+            "none",
+            "One row a service: replicas, load and health now. Sort by a column to find the one that suffers.",
+            [
+                Query(REPLICAS % "desired", "desired"),
+                Query(REPLICAS % "ready", "ready"),
+                Query(f"sum by ({WHO}) (@requests_running)", "running"),
+                Query(f"sum by ({WHO}) (@requests_waiting)", "waiting"),
+                Query(f"{quantile(0.95, '@request_queue_seconds')} >= 0", "queue p95 (s)", optional=NO_LOOKUPS),
+                Query(rate("@generation_tokens_total"), "tokens/s"),
+                Query(HITS, "cache hits", optional=NO_LOOKUPS),
+                Query(f"max by ({WHO}) (@kv_cache_utilization_ratio)", "KV in use"),
+            ],
+            kind="table",
+            width=24,
+            height=8,
+        ),
+    ],
+)
+
+LOAD = Row(
+    "Load",
+    [
+        Panel(
+            "Queue time, p95",
+            "s",
+            "Arrival to first step. Above the target (0.5 s unless set): more replicas (maxReplicas), a larger batch "
+            "(maxNumSeqs), or smaller chunks of prompts (maxNumBatchedTokens).",
+            [Query(quantile(0.95, "@request_queue_seconds"), NAMED)],
+            warn=0.5,
+            alarm=2,
+        ),
+        Panel(
+            "Tokens a second",
+            "short",
+            "Prompt tokens computed or found cached, and tokens generated. Flat while requests wait: they are full.",
+            [
+                Query(rate("@generation_tokens_total"), f"{NAMED} generated"),
+                Query(rate("@prompt_tokens_total"), f"{NAMED} prompt"),
+            ],
+        ),
+        Panel(
+            "Prefix cache hit ratio",
+            "percentunit",
+            "Looked-up prompt tokens that were cached. Falls while KV memory is full: cached beginnings are evicted; "
+            "give more memory (gpuMemoryUtilization) or replicas. Always low: prompts share no beginning.",
+            [Query(HITS, NAMED, optional=NO_LOOKUPS)],
+            maximum=1,
+        ),
+        Panel(
+            "Failed requests",
+            "percentunit",
+            "Share of requests that ended by a fault of the server. Above zero: the servers' logs name each.",
+            [Query(ERRORS, NAMED, optional=NO_REQUESTS)],
+            warn=0.001,
+            alarm=0.01,
+        ),
+        Panel(
+            "Replicas",
+            "none",
+            "Desired and ready. Apart for longer than a model loads: the Ready condition of the service says why.",
+            [
+                Query(REPLICAS % "desired", f"{NAMED} desired"),
+                Query(REPLICAS % "ready", f"{NAMED} ready"),
+            ],
+        ),
+        Panel(
+            "Replica-hours in this time range",
+            "h",
+            "What the range cost, to be multiplied by the price of a replica. High at low load: lower minReplicas, or "
+            "let the service sleep (minReplicas: 0, idleSeconds).",
+            [Query(REPLICA_HOURS, NAMED)],
+            kind="stat",
+        ),
+    ],
+)
+
+FLEET = Dashboard(
+    uid="pagetide-fleet",
+    title="Pagetide / Fleet",
+    description="All services side by side.",
+    scope=SERVICE,
+    variables=(NAMESPACE, NAME),
+    rows=(OVERVIEW, SERVICES, LOAD),
+)

@@ -1,0 +1,201 @@
+"""Recording and alert rules. Every alert names its section in docs/runbook.md; the section names the parameter to turn.
+
+The windows are those of a service that answers in seconds; whoever wants others edits the rules file that is made here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal
+
+from .queries import EVERYTHING, WHO, expand, quantile, rate
+
+# A request counts as late from here; a bucket of the histogram ends there.
+LATE_SECONDS = 0.5
+# The share of requests that may be late.
+BUDGET = 0.05
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """A query that is answered in advance, under a name of its own."""
+
+    name: str
+    text: str
+    optional: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Alert:
+    """One alert. `optional`: why its metrics may be missing on a healthy fleet."""
+
+    name: str
+    text: str
+    lasts: str
+    severity: Literal["critical", "warning"]
+    summary: str
+    optional: str = ""
+
+    @property
+    def anchor(self) -> str:
+        """Its section in the runbook."""
+        return self.name.lower()
+
+
+def _late(window: str) -> str:
+    """The share of requests whose first step came too late."""
+    on_time = rate(f'@request_queue_seconds_bucket{{le="{LATE_SECONDS}"}}', window=window)
+    every = rate("@request_queue_seconds_count", window=window)
+    return f"1 - {on_time} / ({every} > 0)"
+
+
+def _burn(short: str, long: str, times: float) -> str:
+    """The budget burns so many times too fast, now and for a while."""
+    limit = f"{times * BUDGET:g}"
+    return f"pagetide:late_requests:ratio{short} > {limit} and pagetide:late_requests:ratio{long} > {limit}"
+
+
+IDLE = "while no request comes in"
+ANSWERED = "sum by (model_name) (rate(@gateway_requests_total[5m]))"
+FAILED = 'sum by (model_name) (rate(@gateway_requests_total{code=~"5.."}[5m]))'
+BROKEN = '@requests_total{finish_reason="error"}'
+
+RECORDS = (
+    *(Record(f"pagetide:late_requests:ratio{window}", _late(window), IDLE) for window in ("5m", "30m", "1h", "6h")),
+    Record("pagetide:queue_seconds:p95_5m", quantile(0.95, "@request_queue_seconds", window="5m"), IDLE),
+    Record("pagetide:time_to_first_token_seconds:p95_5m",
+           quantile(0.95, "@time_to_first_token_seconds", window="5m"), IDLE),
+    Record("pagetide:inter_token_seconds:p95_5m", quantile(0.95, "@inter_token_seconds", window="5m"), IDLE),
+    Record("pagetide:generation_tokens:rate5m", rate("@generation_tokens_total", window="5m")),
+    Record("pagetide:prompt_tokens:rate5m", rate("@prompt_tokens_total", window="5m")),
+    *(
+        Record(
+            f"pagetide:prefix_cache_hits:ratio{window}",
+            f"{rate('@prefix_cache_hit_tokens_total', window=window)} / "
+            f"({rate('@prefix_cache_query_tokens_total', window=window)} > 0)",
+            IDLE,
+        )
+        for window in ("10m", "6h")
+    ),
+    Record("pagetide:gateway_errors:ratio5m",
+           f"({FAILED} or 0 * {ANSWERED}) / ({ANSWERED} > 0)", IDLE),
+)  # fmt: skip
+
+ALERTS = (
+    Alert(
+        "PagetideQueueTimeBurnsFast", _burn("5m", "1h", 10), "2m", "critical",
+        "Half of the requests of {{ $labels.namespace }}/{{ $labels.service }} wait longer than 0.5 s for their first "
+        "step.",
+    ),
+    Alert(
+        "PagetideQueueTimeBurns", _burn("30m", "6h", 3), "15m", "warning",
+        "More than 15 % of the requests of {{ $labels.namespace }}/{{ $labels.service }} wait longer than 0.5 s for "
+        "their first step.",
+    ),
+    Alert(
+        "PagetideKvMemoryShort",
+        "avg_over_time(@kv_cache_utilization_ratio[5m]) > 0.8 and on (namespace, pod, instance, model_name) "
+        "sum by (namespace, pod, instance, model_name) (rate(@preemptions_total[5m])) > 0.05",
+        "5m", "warning",
+        "{{ $labels.pod }} has too little KV memory for what it runs: sequences have to give way.",
+    ),
+    Alert(
+        "PagetideBlockAllocationsFail",
+        f"{rate('@kv_block_allocation_failures_total', window='5m')} > 0.01 * "
+        f"{rate('@kv_block_allocations_total', window='5m')}",
+        "10m", "warning",
+        "{{ $labels.namespace }}/{{ $labels.service }}: over 1 % of the wanted KV blocks cannot be had.",
+    ),
+    Alert(
+        "PagetideHitRateCollapsed",
+        "pagetide:prefix_cache_hits:ratio10m < 0.5 * (pagetide:prefix_cache_hits:ratio6h > 0.1) "
+        f"and {rate('@prefix_cache_query_tokens_total', window='10m')} > 10",
+        "10m", "warning",
+        "{{ $labels.namespace }}/{{ $labels.service }}: the prefix cache answers less than half of what it did.",
+    ),
+    Alert(
+        "PagetideEngineStuck",
+        "rate(@engine_steps_total[2m]) == 0 and on (namespace, pod, instance, model_name) "
+        "(@requests_running + @requests_waiting) > 0",
+        "2m", "critical",
+        "{{ $labels.pod }} has work and makes no step.",
+    ),
+    Alert(
+        "PagetideCrashLoop",
+        f"max by ({WHO}, reason) (@operator_service_condition{{condition=\"Ready\",reason=~\"CrashLoopBackOff|"
+        "OOMKilled\"}) == 0 or sum by (namespace, service, reason) "
+        "(label_replace(resets(@engine_steps_total[30m]), \"reason\", \"restarts\", \"\", \"\")) > 2",
+        "1m", "critical",
+        "Servers of {{ $labels.namespace }}/{{ $labels.service }} end again and again ({{ $labels.reason }}).",
+    ),
+    Alert(
+        "PagetideScalingLimitedAtMax",
+        f"max by ({WHO}) (@operator_service_condition{{condition=\"ScalingLimited\",reason=\"MaxReplicas\"}}) == 1",
+        "10m", "warning",
+        "{{ $labels.namespace }}/{{ $labels.service }} has maxReplicas, and the load asks for more.",
+        "where no service is at its maximum",
+    ),
+    Alert(
+        "PagetideScalingBlind",
+        f"max by ({WHO}) (@operator_service_condition{{condition=\"ScalingActive\",reason=\"NoMetrics\"}}) == 0",
+        "5m", "warning",
+        "No ready replica of {{ $labels.namespace }}/{{ $labels.service }} tells its metrics; nothing is scaled.",
+        "where all replicas tell their metrics",
+    ),
+    Alert(
+        "PagetideNoLeader", "(sum(@operator_leader) or vector(0)) == 0", "1m", "critical",
+        "No operator acts: nothing is scaled, repaired or rolled out.",
+    ),
+    Alert(
+        "PagetideReconcilesFail",
+        "sum(rate(@operator_reconciles_total{outcome=\"error\"}[10m])) > 0.1 * "
+        "sum(rate(@operator_reconciles_total[10m]))",
+        "10m", "warning",
+        "Over a tenth of the operator's looks at services fail.",
+    ),
+    Alert(
+        "PagetideGatewayErrors", f"pagetide:gateway_errors:ratio5m > 0.01 and {ANSWERED} > 0.02", "5m",
+        "critical",
+        "Over 1 % of the requests for {{ $labels.model_name }} are answered with a 5xx status.",
+    ),
+    Alert(
+        "PagetideRequestsHeld",
+        "sum by (model_name) (@gateway_requests_held) > 0 and "
+        "max by (model_name) (@gateway_replicas{state=\"ready\"}) == 0",
+        "5m", "critical",
+        "Requests for {{ $labels.model_name }} have waited five minutes for a replica.",
+    ),
+    Alert(
+        "PagetideRequestsFail",
+        f"{rate(BROKEN, window='5m')} > 0.01 * {rate('@requests_total', window='5m')}",
+        "5m", "critical",
+        "Over 1 % of the requests of {{ $labels.namespace }}/{{ $labels.service }} end by a fault of the server.",
+    ),
+)  # fmt: skip
+
+
+def rules() -> dict[str, Any]:
+    """The content of a rules file."""
+    records = [{"record": r.name, "expr": expand(r.text, EVERYTHING)} for r in RECORDS]
+    alerts = [
+        {
+            "alert": a.name,
+            "expr": expand(a.text, EVERYTHING),
+            "for": a.lasts,
+            "labels": {"severity": a.severity},
+            "annotations": {"summary": a.summary, "runbook": f"docs/runbook.md#{a.anchor}"},
+        }
+        for a in ALERTS
+    ]
+    return {
+        "groups": [
+            {"name": "pagetide.records", "rules": records},
+            {"name": "pagetide.alerts", "rules": alerts},
+        ]
+    }
+
+
+def prometheus_rule() -> dict[str, Any]:
+    """The same for the Prometheus operator."""
+    metadata = {"name": "pagetide", "labels": {"app.kubernetes.io/name": "pagetide"}}
+    return {"apiVersion": "monitoring.coreos.com/v1", "kind": "PrometheusRule", "metadata": metadata, "spec": rules()}

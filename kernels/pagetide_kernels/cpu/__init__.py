@@ -1,0 +1,1 @@
+"""Ops in C++ for the CPU, built on the machine where they run: `build` compiles and keeps them, the rest calls them."""

@@ -1,0 +1,147 @@
+"""Compile the C++ ops once a machine, and keep them.
+
+What is built lies under $PAGETIDE_CACHE/kernels (default ~/.cache/pagetide), named by source, flags, compiler and
+torch's version. A lock lets one process compile while others wait; the library appears by one rename when it is whole.
+
+The library is plain C behind ctypes: no header of torch is read, so that it builds in seconds and fits every version.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+SOURCE = Path(__file__).parent / "paged_attention.cpp"
+# No -ffast-math: NaN and infinity must stay what they are, and it would change how the whole process rounds.
+FLAGS = ("-std=c++17", "-O3", "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-fPIC", "-shared", "-Wno-psabi")
+_AVX2 = ("-mavx2", "-mfma", "-mf16c")
+_AVX512 = ("-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl", "-mprefer-vector-width=512")
+# By what torch found this processor to be capable of.
+INSTRUCTION_SETS = {"AVX2": _AVX2, "AVX512": (*_AVX2, *_AVX512)}
+COMPILERS = ("c++", "g++", "clang++")
+# It takes three seconds on an idle core.
+COMPILE_TIMEOUT_S = 120.0
+LOCK_TIMEOUT_S = 150.0
+_POLL_S = 0.1
+
+
+class BuildError(Exception):
+    """The ops cannot be had on this machine; the text is one line that says why and what would help."""
+
+
+def load() -> ctypes.CDLL:
+    """The library of this machine, compiled first where it is not kept yet.
+
+    Raises:
+        BuildError: no compiler, or it failed, or the folder cannot be written.
+    """
+    compiler = find_compiler()
+    flags = (*FLAGS, *instruction_flags())
+    folder = cache_folder()
+    path = folder / f"paged_attention-{_key(compiler, flags)}.so"
+    try:
+        if not path.exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            with _locked(path.with_suffix(".lock")):
+                if not path.exists():
+                    _compile(compiler, flags, path)
+    except OSError as error:
+        problem = f"they cannot be kept in {folder} ({_line(error)}); set PAGETIDE_CACHE to a folder with room"
+        raise BuildError(problem) from error
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:  # kept in a folder that systems with other libraries share, or mounted noexec
+        problem = f"{path} cannot be loaded ({_line(error)}); set PAGETIDE_CACHE to a folder of this system's own"
+        raise BuildError(problem) from error
+
+
+def _line(error: OSError) -> str:
+    return " ".join(str(error).split())
+
+
+def cache_folder() -> Path:
+    """Where libraries are kept.
+
+    Raises:
+        BuildError: no folder is named, and the user has no home.
+    """
+    try:
+        named = os.environ.get("PAGETIDE_CACHE")
+        return Path(named or Path.home() / ".cache" / "pagetide") / "kernels"
+    except RuntimeError as error:
+        raise BuildError("this user has no home folder to keep them in; set PAGETIDE_CACHE to a folder") from error
+
+
+def find_compiler() -> list[str]:
+    """The command of a C++ compiler: $CXX, which may carry arguments, or the first one found.
+
+    Raises:
+        BuildError: there is none.
+    """
+    if named := os.environ.get("CXX"):
+        command = shlex.split(named)
+        if command and shutil.which(command[0]):
+            return command
+        raise BuildError(f"the compiler that CXX names is not there: {named!r}")
+    for name in COMPILERS:
+        if found := shutil.which(name):
+            return [found]
+    raise BuildError("no C++ compiler; install g++ for faster attention")
+
+
+def instruction_flags() -> tuple[str, ...]:
+    """What lets the compiler use this processor's vectors; others than x86 have theirs by default."""
+    if platform.machine().lower() not in ("x86_64", "amd64"):
+        return ()
+    return INSTRUCTION_SETS.get(torch.backends.cpu.get_cpu_capability(), ())
+
+
+def _key(compiler: list[str], flags: tuple[str, ...]) -> str:
+    parts = (*compiler, *flags, platform.machine(), torch.__version__)
+    return hashlib.sha256("\0".join(parts).encode() + SOURCE.read_bytes()).hexdigest()[:24]
+
+
+def _compile(compiler: list[str], flags: tuple[str, ...], path: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix="unfinished-") as folder:
+        made = Path(folder) / path.name
+        command = [*compiler, *flags, str(SOURCE), "-o", str(made)]
+        try:
+            result = subprocess.run(
+                command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S
+            )
+        except subprocess.TimeoutExpired as error:
+            raise BuildError(f"{compiler[0]} took longer than {COMPILE_TIMEOUT_S:.0f} s") from error
+        if result.returncode:
+            lines = [line for line in result.stderr.splitlines() if "error" in line] or result.stderr.splitlines()
+            raise BuildError(f"{compiler[0]} failed: {lines[0].strip()[:300] if lines else result.returncode}")
+        made.rename(path)
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold the lock of one library; the system frees it when a process ends, however that was."""
+    deadline = time.monotonic() + LOCK_TIMEOUT_S
+    with path.open("w") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError as error:
+                if time.monotonic() > deadline:
+                    problem = f"another process has held {path} for {LOCK_TIMEOUT_S:.0f} s"
+                    raise BuildError(f"{problem}; end it or remove the file") from error
+                time.sleep(_POLL_S)
+        yield

@@ -1,0 +1,4 @@
+"""`pagetide top`: a live view of a server, a gateway or a cluster in a terminal. It only reads.
+
+Belongs here: asking them for their figures, what follows from two looks, and drawing it. Not here: deciding anything.
+"""

@@ -1,0 +1,147 @@
+"""Choosing an implementation, and building the C++ one: every outcome is one clear line, and no process hangs."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from pagetide_kernels import dispatch
+from pagetide_kernels.cpu import attention as cpu_attention
+from pagetide_kernels.cpu import build
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def anew() -> Iterator[None]:
+    """The choice is made again, by what the test sets, and once more behind it."""
+    caches = (dispatch._choose, cpu_attention._library, cpu_attention._function)
+    for cache in caches:
+        cache.cache_clear()
+    yield
+    for cache in caches:
+        cache.cache_clear()
+
+
+@pytest.fixture
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Nothing was built before."""
+    monkeypatch.setenv("PAGETIDE_CACHE", str(tmp_path))
+    return tmp_path / "kernels"
+
+
+def test_the_choice_can_be_overridden_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(dispatch.VARIABLE, "torch")
+    assert dispatch.choose(CPU) == dispatch.Choice("torch", "PAGETIDE_KERNELS asks for it")
+
+
+@pytest.mark.parametrize(
+    ("environment", "problem"),
+    [
+        pytest.param({"PAGETIDE_KERNELS": "tritn"}, "'tritn': must be one of auto, triton, cpp, torch", id="misspelt"),
+        pytest.param({"PAGETIDE_KERNELS": "triton", "TRITON_INTERPRET": "0"}, "TRITON_INTERPRET=1", id="Triton"),
+        pytest.param({"PAGETIDE_KERNELS": "cpp", "CXX": "no-such-c++"}, "no-such-c++", id="no compiler"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(
+    anew: None, empty_cache: Path, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], problem: str
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(dispatch.KernelChoiceError, match=problem) as raised:
+        dispatch.choose(CPU)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_device_that_nothing_runs_on_is_named() -> None:
+    with pytest.raises(ValueError, match="meta"):
+        dispatch.choose(torch.device("meta"))
+
+
+@pytest.mark.parametrize(
+    ("environment", "reason"),
+    [
+        pytest.param({"CXX": "no-such-c++"}, "not there: 'no-such-c++'", id="the named compiler is missing"),
+        pytest.param({"CXX": "", "PATH": "/nowhere"}, "install g", id="no compiler"),
+        pytest.param({"CXX": "false"}, "false failed", id="a compiler that fails"),
+        pytest.param({"PAGETIDE_CACHE": "/dev/null/x"}, "set PAGETIDE_CACHE", id="no place to keep it"),
+    ],
+)
+def test_torch_stands_in_where_nothing_can_be_built(
+    anew: None, empty_cache: Path, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], reason: str
+) -> None:
+    monkeypatch.delenv(dispatch.VARIABLE, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    choice = dispatch.choose(CPU)
+    assert choice.name == "torch"
+    assert reason in choice.reason
+    assert not list(empty_cache.glob("unfinished*"))
+
+
+def test_a_lock_that_is_never_freed_ends_the_wait(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "LOCK_TIMEOUT_S", 0.3)
+    empty_cache.mkdir()
+    with (empty_cache / "x.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(build.BuildError, match="another process has held"):
+            build._locked(empty_cache / "x.lock").__enter__()
+
+
+def test_a_library_that_cannot_be_loaded_is_named(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "_compile", lambda compiler, flags, path: path.write_text("no library"))
+    monkeypatch.setattr(build, "find_compiler", lambda: ["c++"])
+    with pytest.raises(build.BuildError, match=r"\.so cannot be loaded"):
+        build.load()
+
+
+needs_compiler = pytest.mark.skipif(not any(map(shutil.which, build.COMPILERS)), reason="no C++ compiler")
+LOAD = "from pagetide_kernels.cpu import build; build.load(); print('loaded')"
+# Prints the largest difference between the op and its reference over a mixed batch.
+COMPARE = """
+import torch
+from pagetide_kernels.paged_attention import paged_attention
+from pagetide_kernels.reference.paged_attention import paged_attention as reference
+torch.manual_seed(1)
+ints = lambda *v: torch.tensor(v, dtype=torch.int32)
+keys, values = torch.randn(2, 40, 16, 2, 39)
+batch = dict(
+    query=torch.randn(24, 6, 39), key_cache=keys, value_cache=values,
+    block_tables=torch.randperm(40)[:38].int().view(2, 19), context_lens=ints(300, 90), query_starts=ints(0, 1, 24),
+)
+for cap in (None, 2.0):
+    got = paged_attention(**batch, max_query_len=23, max_context_len=300, scale=0.4, soft_cap=cap)
+    print(float((got - reference(**batch, scale=0.4, soft_cap=cap)).abs().max()))
+"""
+
+
+def start(code: str, **environment: str) -> subprocess.Popen[str]:
+    """A Python process that runs `code`."""
+    return subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=os.environ | environment
+    )
+
+
+@needs_compiler
+def test_processes_that_start_together_build_once(empty_cache: Path) -> None:
+    processes = [start(LOAD) for _ in range(3)]
+    assert [p.communicate(timeout=200)[0] for p in processes] == ["loaded\n"] * 3
+    libraries = [path for path in empty_cache.iterdir() if path.suffix != ".lock"]
+    assert [path.suffix for path in libraries] == [".so"]
+
+
+@needs_compiler
+@pytest.mark.parametrize("capability", ["default", "avx2"])
+def test_every_instruction_set_computes_the_same(empty_cache: Path, capability: str) -> None:
+    process = start(COMPARE, ATEN_CPU_CAPABILITY=capability, PAGETIDE_KERNELS="cpp")
+    differences = [float(line) for line in process.communicate(timeout=200)[0].split()]
+    assert len(differences) == 2
+    assert max(differences) < 2e-6
