@@ -10,10 +10,11 @@ from typing import Any
 
 import aiohttp
 
-from pagetide_spec.names import PATH_METRICS, SERVER_PORT
+from pagetide_spec.names import PATH_METRICS
 
 from .autoscaling.samples import parse_sample
 from .autoscaling.scrape import fetched
+from .pods import address_of, is_ready
 
 logger = logging.getLogger(__name__)
 
@@ -51,16 +52,6 @@ def total(pods: Iterable[Object], known: Mapping[str, Capacity]) -> Capacity | N
     return Capacity(sum(c.kv_tokens for c in parts), sum(c.max_concurrency for c in parts))
 
 
-def is_ready(pod: Object) -> bool:
-    """Whether a pod answers requests."""
-    conditions = pod.get("status", {}).get("conditions") or []
-    return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
-
-
-def _in_url(address: str) -> str:
-    return f"[{address}]" if ":" in address else address
-
-
 class Meter:
     """Asks pods for their capacity in the background, and says whose service to look at again.
 
@@ -94,7 +85,9 @@ class Meter:
     async def _worker(self) -> None:
         while True:
             service, pod = await self._asked.get()
-            address = f"http://{_in_url(pod['status'].get('podIP', ''))}:{SERVER_PORT}"
+            address = address_of(pod)
+            if address is None:
+                continue
             try:
                 capacity = parsed(await self._fetch(address))
             except Exception as error:  # noqa: BLE001 - whatever a pod says, the operator goes on

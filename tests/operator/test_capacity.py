@@ -74,7 +74,7 @@ async def test_each_pod_is_asked_once_and_a_silent_one_harms_nobody():
     meter = Meter(fetch, found.put_nowait)
     running = asyncio.create_task(meter.run())
     for _ in range(3):
-        meter.ask(("ns", "llm"), [pod("silent"), pod("a"), pod("b", ready=False)])
+        meter.ask(("ns", "llm"), [pod("silent"), pod(""), pod("a"), pod("b", ready=False)])
         await asyncio.sleep(0)
     assert await asyncio.wait_for(found.get(), 5) == ("ns", "llm")
     meter.ask(("ns", "llm"), [pod("a")])

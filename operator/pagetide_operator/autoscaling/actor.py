@@ -17,12 +17,13 @@ from .. import act
 from ..client import ApiError, Client
 from ..desired import wanted_replicas
 from ..discovery import patiently
+from ..pods import address_of, is_alive
 from ..status import Verdict
 from ..store import Name, Store
 from ..telemetry import Telemetry
 from .autoscaler import Autoscaler, Fleet, Step
 from .explain import active_condition, changes_in, limited_condition, sentence, status_after
-from .fleet import address_of, drain_patch, fleet_of, is_alive, undrain_patch, wake_of
+from .fleet import drain_patch, fleet_of, undrain_patch, wake_of
 from .policy import remembered
 from .rounds import Rounds
 from .samples import Sample

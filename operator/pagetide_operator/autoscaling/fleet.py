@@ -7,8 +7,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pagetide_spec.names import ANNOTATION_DELETION_COST, ANNOTATION_DRAINING, ANNOTATION_WAKE, SERVER_PORT
+from pagetide_spec.names import ANNOTATION_DELETION_COST, ANNOTATION_DRAINING, ANNOTATION_WAKE
 
+from ..pods import is_alive
 from ..rollout import is_rolling
 from ..times import seconds_of, timestamp
 from .autoscaler import Fleet, Replica
@@ -34,20 +35,6 @@ def fleet_of(resource: Object, deployment: Object | None, pods: Sequence[Object]
 def wake_of(resource: Object) -> float | None:
     """When a gateway last asked for a replica of this service."""
     return _time(resource, ANNOTATION_WAKE)
-
-
-def is_alive(pod: Object) -> bool:
-    """Whether a pod runs or will; evicted and finished ones stay as objects for a while."""
-    is_over = pod.get("status", {}).get("phase") in ("Failed", "Succeeded")
-    return "deletionTimestamp" not in pod["metadata"] and not is_over
-
-
-def address_of(pod: Object) -> str | None:
-    """Where a pod's server listens, or None while it has no address."""
-    address = pod.get("status", {}).get("podIP")
-    if not address:
-        return None
-    return f"http://[{address}]:{SERVER_PORT}" if ":" in address else f"http://{address}:{SERVER_PORT}"
 
 
 def drain_patch(now: float) -> dict[str, Any]:
