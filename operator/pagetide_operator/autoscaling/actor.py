@@ -162,6 +162,8 @@ class Scaler:
         if step.is_change and await self._write(name, service, step, fleet.wake):
             known.brain.made(step, service.autoscaling, self._clock())
         await self._carry_out(name, step)  # the number first: it must not want for a pod that cannot be patched
+        if self._known.get(name) is not known:  # the service went while this was under way
+            return self._telemetry.forget_scaling(name)
         self._telemetry.scaling(name, step.decision, step.desired)
         return self._tell(name, known, _verdicts(step))
 

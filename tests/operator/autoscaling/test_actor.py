@@ -479,6 +479,21 @@ async def test_what_a_gone_service_exported_goes_with_it(world):
     assert b'service="llm"' not in scraped(world)
 
 
+async def test_a_service_that_goes_while_it_is_scaled_exports_nothing_any_more(world, monkeypatch):
+    world.add_pods("a")
+    world.loads["a"] = {"running": 10, "waiting": 5}
+    announce = world.scaler._announce
+
+    async def announced(*told):
+        world.store.remove(KIND, world.store.resource(("ns", "llm")))
+        world.scaler._forget(world.store.resources())
+        await announce(*told)
+
+    monkeypatch.setattr(world.scaler, "_announce", announced)
+    await world.tick()
+    assert b'service="llm"' not in scraped(world)
+
+
 def scraped(world):
     from prometheus_client import generate_latest
 
