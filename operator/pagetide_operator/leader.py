@@ -83,7 +83,7 @@ class Leader:
         """
         self._renewed = -math.inf
         lease = await self._read()
-        if lease is not None and lease["spec"].get("holderIdentity") == self._identity:
+        if lease is not None and (lease.get("spec") or {}).get("holderIdentity") == self._identity:
             await self._write(lease, "")
 
     async def _try(self, seconds: float = RENEW_DEADLINE) -> bool:
@@ -124,7 +124,7 @@ class Leader:
             body = {"apiVersion": _API_VERSION, "kind": "Lease", "metadata": metadata, "spec": spec}
             await self._client.request("POST", self._path, body=body)
         else:
-            body = {**lease, "spec": {**lease["spec"], **spec}}
+            body = {**lease, "spec": {**(lease.get("spec") or {}), **spec}}
             await self._client.request("PUT", f"{self._path}/{NAME}", body=body)
 
     @property
