@@ -123,7 +123,7 @@ class Operator:
         loop = asyncio.get_running_loop()
 
         def saw(kind: str, event: Mapping[str, Any]) -> None:
-            loop.call_soon_threadsafe(self._sight.saw, kind, event)
+            loop.call_soon_threadsafe(self._saw, kind, event)
 
         registry = registry_for(saw, self._discovery.versions, self._configuration)
         stop, names = threading.Event(), self._options.namespaces
@@ -141,6 +141,11 @@ class Operator:
         finally:
             stop.set()
         raise OperatorError("the watches have ended")
+
+    def _saw(self, kind: str, event: Mapping[str, Any]) -> None:
+        """A watch event. A held request must not wait until a worker is free: the autoscaler hears of it at once."""
+        for name in self._sight.saw(kind, event):
+            self._scaler.noticed(name)
 
     async def _relist_for_ever(self) -> None:
         usual = self._options.resync_seconds
@@ -206,7 +211,6 @@ class Operator:
             name = await self._queue.take()
             failed = True
             try:
-                self._scaler.noticed(name)
                 with self._telemetry.reconcile_seconds.time():
                     again = await reconciler.reconcile(name)
                 failed = False

@@ -7,8 +7,7 @@ import dataclasses
 import functools
 import logging
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from pagetide_spec.names import ANNOTATION_DRAINING, KIND
 from pagetide_spec.resource import InferenceService
@@ -19,7 +18,7 @@ from ..desired import wanted_replicas
 from ..discovery import patiently
 from ..pods import address_of, is_alive
 from ..status import Verdict
-from ..store import Name, Store
+from ..store import Name, Object, Store
 from ..telemetry import Telemetry
 from .autoscaler import Autoscaler, Fleet, Step
 from .explain import active_condition, changes_in, limited_condition, sentence, status_after
@@ -32,8 +31,6 @@ from .services import Services
 from .windows import SCRAPE_S
 
 logger = logging.getLogger(__name__)
-
-Object = Mapping[str, Any]
 
 # Before, a ReplicaSet does not heed the deletion cost.
 DELETION_COST_SINCE = (1, 22)
@@ -102,7 +99,9 @@ class Scaler:
     def _remaining(self) -> list[Name]:
         """All services; those that are gone are forgotten."""
         names = self._store.resources()
-        self._forget(names)
+        self._services.forget_all_but(set(names))
+        for name in self._known.keys() - set(names):
+            self._forget_one(name)
         return names
 
     async def _guarded(self, name: Name) -> None:
@@ -113,11 +112,6 @@ class Scaler:
             logger.warning("%s/%s: not scaled: %s", *name, error)
         except Exception:
             logger.exception("%s/%s: not scaled: unexpected error", *name)
-
-    def _forget(self, names: list[Name]) -> None:
-        self._services.forget_all_but(set(names))
-        for name in self._known.keys() - set(names):
-            self._forget_one(name)
 
     def _forget_one(self, name: Name) -> None:
         if self._known.pop(name, None):

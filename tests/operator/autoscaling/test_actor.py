@@ -475,7 +475,7 @@ async def test_what_a_gone_service_exported_goes_with_it(world):
     await world.tick()
     assert b'service="llm"' in scraped(world)
     world.store.remove(KIND, world.store.resource(("ns", "llm")))
-    world.scaler._forget(world.store.resources())
+    world.scaler._remaining()
     assert b'service="llm"' not in scraped(world)
 
 
@@ -486,7 +486,7 @@ async def test_a_service_that_goes_while_it_is_scaled_exports_nothing_any_more(w
 
     async def announced(*told):
         world.store.remove(KIND, world.store.resource(("ns", "llm")))
-        world.scaler._forget(world.store.resources())
+        world.scaler._remaining()
         await announce(*told)
 
     monkeypatch.setattr(world.scaler, "_announce", announced)
