@@ -13,7 +13,9 @@ from pagetide_spec.resource import InferenceService, dropped_fields, parse
 from .capacity import Capacity, total
 from .desired import Platform, children, wanted_replicas
 from .failures import REASONS, Failure
+from .kinds import POOL
 from .plan import Key, Plan, Settled, plan
+from .pool import pool_verdict
 from .prefetch import fetch_state, fetching_of
 from .rollout import choose_rollout, waits_for_device
 from .status import (
@@ -42,6 +44,7 @@ class Seen:
         capacities: of pods, by uid.
         scaling: the autoscaler's conditions.
         fetchers: the pods that fill the cache.
+        without: what kept optional children from being made, by kind.
     """
 
     resource: Object
@@ -49,6 +52,7 @@ class Seen:
     capacities: Mapping[str, Capacity] = dataclasses.field(default_factory=dict)
     scaling: Sequence[Verdict] = ()
     fetchers: Sequence[Object] = ()
+    without: Mapping[str, Failure] = dataclasses.field(default_factory=dict)
 
     @property
     def deployment(self) -> Object | None:
@@ -108,7 +112,8 @@ def status_changes(
     else:
         wanted = wanted_replicas(service, before)
         fetch = fetch_state(service, seen.deployment, seen.children, seen.fetchers)
-        found = Children(seen.deployment, seen.pods, total(seen.pods, seen.capacities), fetch)
+        pool = pool_verdict(service, seen.children, seen.without.get(POOL.name))
+        found = Children(seen.deployment, seen.pods, total(seen.pods, seen.capacities), fetch, pool)
         after = service_status(service, before, found, wanted, trouble, time, seen.scaling)
     return changes(before, after)
 

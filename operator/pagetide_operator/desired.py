@@ -21,9 +21,9 @@ from pagetide_spec.names import (
     headless_name,
     selector_labels,
 )
-from pagetide_spec.resource import InferenceService, Rollout
+from pagetide_spec.resource import EndpointPicker, InferenceService, Rollout
 
-from .kinds import MONITOR
+from .kinds import MONITOR, POOL
 from .pod import Manifest, digest, labels_of
 from .version import NOTHING_TO_FETCH, Fetching, Version, version_of
 
@@ -45,6 +45,7 @@ class Platform:
         budget_version: apiVersion of PodDisruptionBudget here (policy/v1beta1 before Kubernetes 1.21).
         has_eviction_policy: whether a PodDisruptionBudget may let go of pods that are not ready (Kubernetes 1.27).
         has_service_monitors: whether the Prometheus operator's ServiceMonitor exists here.
+        has_inference_pools: whether Gateway API Inference Extension's InferencePool exists here.
         surge_patience: seconds that a surge pod may wait for a device before an old pod must go first.
     """
 
@@ -52,6 +53,7 @@ class Platform:
     budget_version: str = "policy/v1"
     has_eviction_policy: bool = False
     has_service_monitors: bool = False
+    has_inference_pools: bool = False
     surge_patience: float = SURGE_PATIENCE_SECONDS
 
 
@@ -85,6 +87,8 @@ def children(
         out.insert(0, {**head("v1", "ServiceAccount", service, service.name), "automountServiceAccountToken": False})
     if platform.has_service_monitors:
         out.append(_monitor(service))
+    if platform.has_inference_pools and service.endpoint_picker is not None:
+        out.append(_pool(service, service.endpoint_picker))
     return [stamped(child) for child in out]
 
 
@@ -200,3 +204,16 @@ def _monitor(service: InferenceService) -> Manifest:
     endpoint = {"port": PORT_NAME, "path": PATH_METRICS, "interval": "15s", "relabelings": [named]}
     spec = {"selector": {"matchLabels": {**selector_labels(service.name), **SCRAPED}}, "endpoints": [endpoint]}
     return {**head(MONITOR.versions[0], MONITOR.name, service, service.name), "spec": spec}
+
+
+def _pool(service: InferenceService, picker: EndpointPicker) -> Manifest:
+    spec = {
+        "selector": {"matchLabels": selector_labels(service.name)},
+        "targetPorts": [{"number": SERVER_PORT}],
+        "endpointPickerRef": {
+            "name": picker.name,
+            "port": {"number": picker.port},
+            "failureMode": picker.failure_mode,
+        },
+    }
+    return {**head(POOL.versions[0], POOL.name, service, service.name), "spec": spec}

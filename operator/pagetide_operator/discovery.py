@@ -13,7 +13,7 @@ from pagetide_spec.errors import PagetideError
 from . import act
 from .client import ApiError, Client
 from .desired import Platform
-from .kinds import CHILDREN, MONITOR, OPTIONAL, RESOURCE, Kind
+from .kinds import CHILDREN, MONITOR, OPTIONAL, POOL, RESOURCE, Kind
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -63,14 +63,20 @@ class Discovery:
             image=image,
             budget_version=self.versions["PodDisruptionBudget"],
             has_eviction_policy=version >= EVICTION_POLICY_SINCE,
-            has_service_monitors=MONITOR.name in self.versions,
+            **self._options(),
             surge_patience=surge_patience,
         )
 
-    async def has_service_monitors(self) -> bool:
-        """Look anew for what may come and go while the operator runs."""
+    async def options(self) -> dict[str, bool]:
+        """Look anew for what may come and go while the operator runs: fields of Platform."""
         await self._look_for(OPTIONAL)
-        return MONITOR.name in self.versions
+        return self._options()
+
+    def _options(self) -> dict[str, bool]:
+        return {
+            "has_service_monitors": MONITOR.name in self.versions,
+            "has_inference_pools": POOL.name in self.versions,
+        }
 
     async def _look_for(self, kinds: Iterable[Kind]) -> None:
         for kind in kinds:

@@ -32,7 +32,8 @@ CHILDREN = (
     Kind("PodDisruptionBudget", "poddisruptionbudgets", ("policy/v1", "policy/v1beta1")),
 )
 MONITOR = Kind("ServiceMonitor", "servicemonitors", ("monitoring.coreos.com/v1",), is_watched=False)
-OPTIONAL = (MONITOR,)
+POOL = Kind("InferencePool", "inferencepools", ("inference.networking.k8s.io/v1",), is_watched=False)
+OPTIONAL = (MONITOR, POOL)
 BY_NAME = {k.name: k for k in (RESOURCE, *CHILDREN, *OPTIONAL)}
 
 

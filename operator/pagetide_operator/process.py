@@ -161,7 +161,7 @@ class Operator:
 
     async def _relist(self) -> dict[str, int]:
         """List everything into the store; how many services it was wrong about, by kind."""
-        self._reconciler.note(has_service_monitors=await self._discovery.has_service_monitors())
+        self._reconciler.note(**await self._discovery.options())
         names: list[str | None] = list(self._options.namespaces) or [None]
         found = await patiently(lambda: act.every(self._client, self._discovery.versions, names))
         for kind in (k.name for k in OPTIONAL if k.name not in found):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pagetide_spec.errors import ResourceError
@@ -17,8 +17,9 @@ from .client import ApiError, Client
 from .decide import Seen, event_for, look_again_after, plan_for, status_changes, understood
 from .desired import Platform, key_of
 from .failures import Failure
-from .kinds import OPTIONAL
+from .kinds import OPTIONAL, POOL
 from .plan import Apply, Delete, Key, Plan, Settled, is_orphan, is_owned, settlement
+from .pool import NO_EXTENSION
 from .status import Verdict
 from .store import Name, Store, name_of, service_of
 
@@ -52,9 +53,11 @@ class Reconciler:
         self._settled: dict[Name, dict[Key, Settled]] = {}
         self._late: set[Name] = set()  # services of which a child was seen only while they were looked at
 
-    def note(self, *, has_service_monitors: bool) -> None:
+    def note(self, *, has_service_monitors: bool, has_inference_pools: bool) -> None:
         """What of the cluster may change while the operator runs."""
-        self._platform = dataclasses.replace(self._platform, has_service_monitors=has_service_monitors)
+        self._platform = dataclasses.replace(
+            self._platform, has_service_monitors=has_service_monitors, has_inference_pools=has_inference_pools
+        )
 
     async def reconcile(self, name: Name) -> float | None:
         """Bring one service to its desired state; returns after how many seconds to look again, if at all.
@@ -69,9 +72,10 @@ class Reconciler:
             return None
         self._late.discard(name)
         service, errors = self._understood(resource), list[Exception]()
+        without = {} if self._platform.has_inference_pools else {POOL.name: NO_EXTENSION}
         if isinstance(service, InferenceService):
-            errors = await self._repair(service, self._seen(name, resource))
-        seen = self._seen(name, resource)
+            errors = await self._repair(service, self._seen(name, resource, {}), without)
+        seen = self._seen(name, resource, without)
         self._meter.ask(name, seen.pods)
         await self._report(seen, service, trouble_of(errors))
         for error in errors:
@@ -83,9 +87,9 @@ class Reconciler:
             return TAKEN_RETRY_SECONDS
         return look_again_after(seen, self._platform.surge_patience, self._clock())
 
-    def _seen(self, name: Name, resource: Any) -> Seen:
+    def _seen(self, name: Name, resource: Any, without: Mapping[str, Failure]) -> Seen:
         children, fetchers = self._store.children(name), self._store.fetchers(name)
-        return Seen(resource, children, self._meter.known, self._scaling(name), fetchers)
+        return Seen(resource, children, self._meter.known, self._scaling(name), fetchers, without)
 
     def _understood(self, resource: Any) -> InferenceService | ResourceError:
         try:
@@ -93,8 +97,8 @@ class Reconciler:
         except ResourceError as error:
             return error
 
-    async def _repair(self, service: InferenceService, seen: Seen) -> list[Exception]:
-        """Carry out the plan; what went wrong, after trying everything."""
+    async def _repair(self, service: InferenceService, seen: Seen, without: dict[str, Failure]) -> list[Exception]:
+        """Carry out the plan; what went wrong in the end. Failures of optional kinds go into `without`."""
         settled = self._settled.setdefault((service.namespace, service.name), {})
         try:
             todo = plan_for(service, seen, self._platform, settled, self._clock())
@@ -105,8 +109,9 @@ class Reconciler:
             try:
                 await self._perform(action, service, settled)
             except (ApiError, NameTaken) as error:
-                if _is_optional(action):  # its service serves without it
+                if kind := _optional_kind(action):  # its service serves without it
                     logger.warning("%s/%s: %s", service.namespace, service.name, error)
+                    without |= {kind: trouble} if (trouble := trouble_of([error])) else {}
                 else:
                     errors.append(error)
         return errors
@@ -176,9 +181,9 @@ def trouble_of(errors: Sequence[Exception]) -> Failure | None:
     return None
 
 
-def _is_optional(action: Apply | Delete) -> bool:
-    kind = action.manifest["kind"] if isinstance(action, Apply) else action.kind
-    return any(kind == k.name for k in OPTIONAL)
+def _optional_kind(action: Apply | Delete) -> str | None:
+    kind: str = action.manifest["kind"] if isinstance(action, Apply) else action.kind
+    return kind if any(kind == k.name for k in OPTIONAL) else None
 
 
 def _taken(todo: Plan) -> NameTaken:

@@ -22,6 +22,7 @@ PREFETCHING = Failure("Prefetching", "the model is being fetched into the cache"
 ONE_BY_ONE = Failure("ReplacingOneByOne", "no device is free for a surge pod: one pod is replaced at a time")
 _WHILE_SERVING = {*OF_PODS_TO_COME, ONE_BY_ONE.reason, PREFETCHING.reason}
 _MESSAGE_LENGTH = 1000
+POOL_CONDITION = "InferencePoolApplied"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,13 +42,15 @@ ASLEEP = Verdict("Ready", True, "ScaledToZero", "the next request wakes it")
 class Children:
     """The live children that the status is made of, and what the ready ones can hold, if that is known.
 
-    `fetch`: that the model is still being fetched, or what keeps it from being.
+    `fetch`: that the model is still being fetched, or what keeps it from being; `pool`: what there is to say of the
+    InferencePool, where one is asked for.
     """
 
     deployment: Object | None
     pods: Sequence[Object]
     capacity: Capacity | None = None
     fetch: Failure | None = None
+    pool: Verdict | None = None
 
 
 def service_status(
@@ -65,6 +68,7 @@ def service_status(
         ready_verdict(service, children, wanted, trouble),
         progressing_verdict(service, children, wanted, trouble),
         *(scaling or _scaling_verdicts(service, before)),
+        *([children.pool] if children.pool else []),
     ]
     labels = selector_labels(service.name)
     return {
@@ -79,10 +83,10 @@ def service_status(
 
 
 def _relevant(service: InferenceService, before: Object) -> Object:
-    """The status without what only a scaled service has, where this one is not scaled any more."""
-    if service.autoscaling is not None:
-        return before
-    return {**before, "conditions": [c for c in before.get("conditions") or [] if c["type"] != "ScalingLimited"]}
+    """The status without what only a scaled service has, or one with a pool, where this one is no such any more."""
+    gone = {"ScalingLimited"} if service.autoscaling is None else set()
+    gone |= {POOL_CONDITION} if service.endpoint_picker is None else set()
+    return {**before, "conditions": [c for c in before.get("conditions") or [] if c["type"] not in gone]}
 
 
 def invalid_status(error: ResourceError, resource: Object, deployment: Object | None, now: str) -> Status:

@@ -23,7 +23,9 @@ from .rules import SIZE_PATTERN
 from .schema import Schema, spec_schema
 from .validation import problems_of, unknown_fields, validator_of, with_defaults, without_defaults
 
-_NOT_ABOUT_PODS = {"replicas", "autoscaling", "rollout"}
+_NOT_ABOUT_PODS = {"replicas", "autoscaling", "rollout", "inferencePool"}
+# What an endpoint picker reads of the pods of its pool.
+_OF_A_POOL = {"metricsCompat": "vllm"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,6 +102,18 @@ class Cache:
 
 
 @dataclasses.dataclass(frozen=True)
+class EndpointPicker:
+    """The Service that chooses the pod for each request to an InferencePool.
+
+    `failure_mode`: what a gateway does while it does not answer.
+    """
+
+    name: str
+    port: int
+    failure_mode: Literal["FailOpen", "FailClose"]
+
+
+@dataclasses.dataclass(frozen=True)
 class Rollout:
     """How many pods a rollout may add and miss, each a number or a percentage such as `25%`."""
 
@@ -112,12 +126,13 @@ class InferenceService:
     """One valid InferenceService with its defaults.
 
     Attributes:
-        engine: EngineConfig field names to values, only what the resource sets.
+        engine: EngineConfig field names to values, only what the resource sets, or what an InferencePool needs.
         replicas: None where `autoscaling` is set.
         resources, template: as in the manifest.
         fingerprint: hash of what was chosen about the pods; defaults and numbers of replicas do not count, so that a
             later version's new field changes nothing.
         paused: the operator leaves the children alone.
+        endpoint_picker: that of the InferencePool; None where no pool is asked for.
     """
 
     name: str
@@ -139,6 +154,7 @@ class InferenceService:
     startup_seconds: int
     fingerprint: str
     paused: bool = False
+    endpoint_picker: EndpointPicker | None = None
 
 
 @functools.cache
@@ -207,7 +223,7 @@ def _built(metadata: Mapping[str, Any], spec: Mapping[str, Any]) -> InferenceSer
         uid=metadata.get("uid") or "",
         generation=metadata.get("generation") or 0,
         model=_model(spec["model"], metadata["name"]),
-        engine=camel_to_snake(spec.get("engine", {})),
+        engine=camel_to_snake(_engine(spec)),
         replicas=None if scaling else spec.get("replicas", 1),
         autoscaling=_autoscaling(scaling) if scaling else None,
         resources=spec.get("resources", {}),
@@ -221,15 +237,31 @@ def _built(metadata: Mapping[str, Any], spec: Mapping[str, Any]) -> InferenceSer
         startup_seconds=spec["startupSeconds"],
         fingerprint=_fingerprint(spec),
         paused=str(annotations.get(ANNOTATION_PAUSED, "")).lower() == "true",
+        endpoint_picker=_endpoint_picker(spec.get("inferencePool")),
     )
 
 
 def _fingerprint(spec: Mapping[str, Any]) -> str:
     chosen = without_defaults(_schema(), spec)
     about_pods = {k: v for k, v in chosen.items() if k not in _NOT_ABOUT_PODS}
+    if engine := _engine(chosen):
+        about_pods["engine"] = engine
     if "cache" in about_pods:
         about_pods["cache"] = {k: v for k, v in chosen["cache"].items() if k != "prefetch"}
     return hashlib.sha256(json.dumps(about_pods, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _engine(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """`spec.engine`, with what the pods of an InferencePool need unless the resource says otherwise."""
+    needed = _OF_A_POOL if spec.get("inferencePool") else {}
+    return {**needed, **spec.get("engine", {})}
+
+
+def _endpoint_picker(pool: Mapping[str, Any] | None) -> EndpointPicker | None:
+    if not pool:
+        return None
+    picker = pool["endpointPicker"]
+    return EndpointPicker(picker["name"], picker["port"], picker["failureMode"])
 
 
 def _model(model: Mapping[str, Any], name: str) -> ModelSource:

@@ -184,6 +184,22 @@ def _cache() -> Schema:
     return record("Volume that keeps downloaded models: an existing claim (pvc), or one to create (size).", fields)
 
 
+def _inference_pool() -> Schema:
+    picker = {
+        "name": text("Name of its Service, in the namespace of the service.", minLength=1, maxLength=63),
+        "port": whole("Port of that Service.", minimum=1, maximum=65535, default=9002),
+        "failureMode": text(
+            "What a gateway does while the picker does not answer: take any pod (FailOpen), or refuse (FailClose).",
+            enum=["FailOpen", "FailClose"],
+            default="FailClose",
+        ),
+    }
+    about = "The endpoint picker, which chooses the pod for each request."
+    fields = {"endpointPicker": record(about, picker, required=["name"])}
+    what = "Offer the pods as an InferencePool, where Gateway API Inference Extension is installed."
+    return record(what, fields, required=["endpointPicker"])
+
+
 def _template() -> Schema:
     env = "Environment variables of the server container, merged by name."
     mounts = "Mounts of the server container, merged by mountPath."
@@ -241,6 +257,7 @@ def spec_schema() -> Schema:
         "imagePullPolicy": text("When to pull the image.", enum=["Always", "IfNotPresent", "Never"]),
         "apiKeySecretRef": _secret_key("API keys, separated by commas, that clients must bring.", "api-key"),
         "cache": _cache(),
+        "inferencePool": _inference_pool(),
         "rollout": record("How a new version replaces the old one.", rollout, default={}),
         "drainSeconds": whole(
             "Seconds that running requests get when a replica leaves.", minimum=0, maximum=86400, default=60

@@ -40,6 +40,16 @@ def server_of(resource):
             {("ServiceMonitor", "llm")},
             id="a monitor where there are any",
         ),
+        pytest.param(
+            {"inferencePool": {"endpointPicker": {"name": "p"}}},
+            Platform("i", has_inference_pools=True),
+            {("InferencePool", "llm")},
+            id="a pool where it is asked for and there are any",
+        ),
+        pytest.param({}, Platform("i", has_inference_pools=True), set(), id="no pool that nobody asked for"),
+        pytest.param(
+            {"inferencePool": {"endpointPicker": {"name": "p"}}}, PLATFORM, set(), id="no pool where there are none"
+        ),
     ],
 )
 def test_children(service, spec, platform, expected):

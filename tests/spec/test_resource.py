@@ -134,6 +134,17 @@ def test_paused_by_annotation():
             "spec.rollout.maxSurge: '1x': must be a number or a percentage such as 25%",
             id="neither number nor percent",
         ),
+        pytest.param({"inferencePool": {}}, "spec.inferencePool.endpointPicker: None: is required", id="no picker"),
+        pytest.param(
+            {"inferencePool": {"endpointPicker": {"name": "p", "port": 0}}},
+            "spec.inferencePool.endpointPicker.port: 0: must be at least 1",
+            id="no port",
+        ),
+        pytest.param(
+            {"inferencePool": {"endpointPicker": {"name": "p", "failureMode": "failOpen"}}},
+            "spec.inferencePool.endpointPicker.failureMode: 'failOpen': must be one of FailOpen, FailClose",
+            id="an unknown failure mode",
+        ),
         pytest.param({"engine": None}, "spec.engine: None: must be a mapping", id="an empty section"),
         pytest.param(
             {"engine": {"trustRemoteCode": "yes"}},

@@ -124,5 +124,6 @@ def _notes(service: InferenceService) -> list[str]:
         "spec.resources": service.resources,
         "spec.image": service.image,
         "spec.cache": service.cache,
+        "spec.inferencePool": service.endpoint_picker,
     }
     return [name for name, value in present.items() if value]

@@ -155,6 +155,63 @@ async def knows_rules(cluster):
     return await has_rules(cluster.client)
 
 
+DEFINITIONS = collection_path("apiextensions.k8s.io/v1", "customresourcedefinitions", None)
+
+
+class Definition:
+    """Another project's CustomResourceDefinition, to be installed and removed."""
+
+    def __init__(self, cluster, manifest):
+        self._cluster, self._manifest = cluster, manifest
+        self._path = f"{DEFINITIONS}/{manifest['metadata']['name']}"
+
+    async def is_there(self):
+        try:
+            await self._cluster.client.request("GET", self._path)
+        except ApiError as error:
+            if error.code == 404:
+                return False
+            raise
+        return True
+
+    async def install(self):
+        await self._cluster.client.request("POST", DEFINITIONS, body=self._manifest)
+        await until(self._is_served)
+
+    async def _is_served(self):
+        try:
+            await self._cluster.list(self._manifest["spec"]["names"]["kind"])
+        except ApiError:
+            return False
+        return True
+
+    async def remove(self):
+        if await self.is_there():
+            await self._cluster.client.request("DELETE", self._path)
+
+        async def is_gone():
+            return not await self.is_there()
+
+        await until(is_gone)
+
+
+@pytest.fixture
+async def defined(cluster):
+    """The definition in a file of this folder, not installed yet; a cluster that has its own keeps it."""
+    made = []
+
+    async def make(name):
+        found = Definition(cluster, yaml.safe_load((HERE / name).read_text()))
+        if await found.is_there():
+            pytest.skip(f"this cluster has its own of {name}")
+        made.append(found)
+        return found
+
+    yield make
+    for definition in made:
+        await definition.remove()
+
+
 @pytest.fixture
 async def nodes(cluster):
     """For tests whose pods must run, or that need the controllers that come with nodes."""

@@ -3,61 +3,15 @@
 import asyncio
 
 import pytest
-import yaml
 
-from pagetide_operator.client import ApiError
-from pagetide_operator.kinds import collection_path
 from pagetide_spec.names import PATH_METRICS, PORT_NAME
 
 pytestmark = pytest.mark.cluster
 
-DEFINITIONS = collection_path("apiextensions.k8s.io/v1", "customresourcedefinitions", None)
-
 
 @pytest.fixture
-async def definition(cluster, request):
-    """Install and remove the definition; a cluster that has its own keeps it."""
-    text = (request.path.parent / "servicemonitor.yaml").read_text()
-    manifest = yaml.safe_load(text)
-    path = f"{DEFINITIONS}/{manifest['metadata']['name']}"
-
-    async def is_there():
-        try:
-            await cluster.client.request("GET", path)
-        except ApiError as error:
-            if error.code == 404:
-                return False
-            raise
-        return True
-
-    if await is_there():
-        pytest.skip("this cluster has ServiceMonitors of its own")
-
-    class Definition:
-        async def install(self):
-            await cluster.client.request("POST", DEFINITIONS, body=manifest)
-            await cluster.until(lambda: listed(cluster))
-
-        async def remove(self):
-            if await is_there():
-                await cluster.client.request("DELETE", path)
-
-            async def is_gone():
-                return not await is_there()
-
-            await cluster.until(is_gone)
-
-    yield Definition()
-    await Definition().remove()
-
-
-async def listed(cluster):
-    """Whether the API server serves the kind by now."""
-    try:
-        await cluster.list("ServiceMonitor")
-    except ApiError:
-        return False
-    return True
+async def definition(defined):
+    return await defined("servicemonitor.yaml")
 
 
 async def test_a_service_has_a_monitor_that_selects_its_pods_once(cluster, definition, run_operator):
