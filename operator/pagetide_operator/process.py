@@ -19,7 +19,7 @@ import kubernetes.client
 
 from pagetide_spec.names import FIELD_MANAGER
 
-from . import act, telemetry
+from . import act, health
 from .autoscaling.actor import Scaler
 from .capacity import Meter, metrics_of
 from .client import ApiError, Client, Fenced
@@ -31,6 +31,7 @@ from .kinds import BY_NAME, OPTIONAL
 from .leader import RENEW_DEADLINE, Leader
 from .reconcile import Reconciler
 from .store import Store
+from .telemetry import Telemetry
 from .watchdog import Watchdog
 from .work import WorkQueue
 
@@ -71,7 +72,7 @@ class Operator:
         self._store = Store()
         self._queue: WorkQueue[tuple[str, str]] = WorkQueue()
         self._sight = Sight(self._store, self._queue)
-        self._telemetry = telemetry.Telemetry()
+        self._telemetry = Telemetry()
         self._telemetry.waiting.set_function(lambda: len(self._queue))
         self._telemetry.services.set_function(lambda: len(self._store.resources()))
         self._telemetry.registry.register(StoreGauges(self._store, self._sight.heard))
@@ -92,7 +93,7 @@ class Operator:
             asyncio.get_running_loop().add_signal_handler(number, self.stop.set)
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(self._connection.close)
-            server = await telemetry.serve(self._telemetry, self._options.metrics_port, self._synced.is_set)
+            server = await health.serve(self._telemetry.registry, self._options.metrics_port, self._synced.is_set)
             stack.push_async_callback(server.cleanup)
             await self._until_stopped(self._run())
 
