@@ -284,12 +284,12 @@ def measure(seconds: float, ports: list[int]) -> dict[str, Any]:
         wait_until_ready(port, len(ports))
         uvloop.run(short_requests(port, 1))  # warm
         short = rate_of(pid, short_requests(port, seconds))
-        paced = rate_of(pid, streams(port, STREAMS, int(130 * seconds), 130.0))
+        offered = rate_of(pid, streams(port, STREAMS, int(130 * seconds), 130.0))
         flat_out = rate_of(pid, streams(port, STREAMS, int(400 * seconds), 0.0))
         through, direct = first_token_ms(port, seconds), first_token_ms(ports[0], seconds)
     return {
         "short_requests": short,
-        "chunks_at_26000_a_second": paced,
+        "chunks_at_26000_a_second": offered,
         "chunks_as_fast_as_they_come": flat_out,
         "first_token_ms": {"direct": direct, "through": through, "added": through - direct},
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from starlette.applications import Starlette
@@ -16,11 +17,11 @@ from starlette.routing import BaseRoute, Route
 from pagetide_spec.names import HEADER_REQUEST_ID, PATH_HEALTH, PATH_LIVE, PATH_METRICS, PATH_READY
 from pagetide_spec.web import request_id_of
 
-from .asgi import Receive, Scope, Send, header, send_error
+from .asgi import Receive, Scope, Send, has_body, header, send_error
 from .attempts import Attempts
 from .errors import ApiError, draining, method_not_allowed, route_not_found
 from .figures import FigureReader
-from .forward import DEFAULT_MAX_BODY, OPEN, Access, Forwarder, unknown
+from .forward import DEFAULT_ALL_BODIES, DEFAULT_MAX_BODY, OPEN, Access, Forwarder, unknown
 from .health import HealthPoller
 from .hold import DEFAULT_HOLD, Holder, HoldLimits
 from .metrics import GatewayMetrics
@@ -33,6 +34,16 @@ _OPEN_PATHS = frozenset((PATH_LIVE, PATH_READY, PATH_HEALTH, PATH_METRICS))
 # Longer than a long prompt's prefill on a server that shows no counters.
 DEFAULT_STALL_S = 60.0
 _TOKEN_PATHS = frozenset(("/tokenize", "/detokenize"))
+
+
+def _version_here() -> str:
+    try:
+        return version("pagetide")
+    except PackageNotFoundError:  # run from its sources
+        return "unknown"
+
+
+_VERSION = _version_here()
 
 
 class Gateway:
@@ -48,6 +59,7 @@ class Gateway:
         registry: Registry,
         *,
         max_body: int = DEFAULT_MAX_BODY,
+        all_bodies: int = DEFAULT_ALL_BODIES,
         access: Access = OPEN,
         hold: HoldLimits = DEFAULT_HOLD,
         stall_s: float = DEFAULT_STALL_S,
@@ -57,11 +69,12 @@ class Gateway:
         self.registry = registry
         self.is_draining = False
         self._metrics = GatewayMetrics(registry)
-        self._max_body, self._access, self._stall_s = max_body, access, stall_s
+        self._max_body, self._all_bodies, self._access, self._stall_s = max_body, all_bodies, access, stall_s
         self._holder = Holder(hold, lambda: self.is_draining)
         self._is_synced = is_synced
         self._page = Page(registry, access.keys)
         self._forward: Forwarder | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         self._rest = Starlette(
             routes=[*self._routes(), *extra_routes],
             lifespan=self._lifespan,
@@ -71,11 +84,14 @@ class Gateway:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Forward what replicas answer; leave the rest to Starlette."""
         if scope["type"] == "http" and self.is_draining and scope["path"] not in _OPEN_PATHS:
-            await send_error(send, draining(), _id_headers(scope))
+            # Not to be asked again on this connection, but on one that another gateway takes.
+            self._metrics.answered("", 503)
+            await send_error(send, draining(), _id_headers(scope), is_last=True)
         elif scope["type"] == "http" and scope["method"] == "POST" and self._forward and _is_forwarded(scope["path"]):
             await self._forward(scope, receive, send)
         elif refusal := self._refusal(scope):
-            await send_error(send, refusal, _id_headers(scope))
+            self._metrics.answered("", refusal.status)
+            await send_error(send, refusal, _id_headers(scope), is_last=has_body(scope))
         else:
             await self._rest(scope, receive, send)
 
@@ -99,21 +115,36 @@ class Gateway:
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
         async with make_session() as session:
             attempts = Attempts(session, self._metrics, self._holder)
-            self._forward = Forwarder(self.registry, attempts, self._metrics, self._access, self._max_body)
+            self._forward = Forwarder(
+                self.registry, attempts, self._metrics, self._access, self._max_body, self._all_bodies
+            )
             reader = FigureReader(self.registry, session, self._metrics, self._stall_s)
-            works = (HealthPoller(self.registry, session).run(), reader.run(), self._page.run())
-            tasks = [asyncio.create_task(work) for work in works]
+            poller = HealthPoller(self.registry, session, self._access.upstream_key)
+            works = (poller.run(), reader.run(), self._page.run())
+            tasks = self._tasks = [asyncio.create_task(work) for work in works]
             try:
                 yield
             finally:
+                self._tasks = []
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
+
+    def check_tasks(self) -> None:
+        """Nothing, as long as the background tasks run.
+
+        Raises:
+            Exception: what one of them died of.
+        """
+        for task in self._tasks:
+            if task.done():
+                task.result()
 
     def _routes(self) -> list[BaseRoute]:
         return [
             Route("/v1/models", self._models),
             Route("/v1/models/{model:path}", self._model),
+            Route("/version", self._version),
             Route(PATH_LIVE, self._live),
             Route(PATH_READY, self._ready),
             Route(PATH_HEALTH, self._ready),
@@ -132,6 +163,10 @@ class Gateway:
         if service is None:
             raise unknown(self.registry, name)
         return JSONResponse(service.describe(), headers=_id_header(request))
+
+    async def _version(self, request: Request) -> Response:
+        """Pagetide's version, as a server tells it."""
+        return JSONResponse({"version": _VERSION}, headers=_id_header(request))
 
     async def _live(self, request: Request) -> Response:
         return JSONResponse({"status": "ok"})

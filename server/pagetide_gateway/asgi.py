@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, MutableMapping
 from typing import Any
 
-from .errors import ApiError, body_too_large, body_too_slow
+from .errors import ApiError, bodies_too_large, body_too_large, body_too_slow
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -18,6 +18,44 @@ RawHeaders = list[tuple[bytes, bytes]]
 # Between two pieces of a request's body, as with the server; and what a body may take in all, at the least speed.
 BODY_TIMEOUT_S = 30.0
 _LEAST_BYTES_PER_S = 64 << 10
+
+
+class BodyBudget:
+    """Bytes that the bodies of all requests may take together, as long as they may still have to be sent."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.used = 0
+
+
+class BodyShare:
+    """One request's part of a budget. Use as a context: what it has taken is given back at the end, if not before."""
+
+    def __init__(self, budget: BodyBudget) -> None:
+        self._budget = budget
+        self._size = 0
+
+    def take(self, size: int) -> None:
+        """So many bytes more.
+
+        Raises:
+            ApiError: 503: there is no room for them.
+        """
+        if self._budget.used + size > self._budget.limit:
+            raise bodies_too_large()
+        self._budget.used += size
+        self._size += size
+
+    def give_back(self) -> None:
+        """All that it has taken."""
+        self._budget.used -= self._size
+        self._size = 0
+
+    def __enter__(self) -> BodyShare:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.give_back()
 
 
 class ClientGone(Exception):
@@ -32,11 +70,18 @@ def header(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> str | None:
     return None
 
 
-async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
-    """The whole request body.
+def has_body(scope: Scope) -> bool:
+    """Whether a request has more to come than its head."""
+    length = header(scope["headers"], b"content-length")
+    return (length is not None and length != "0") or header(scope["headers"], b"transfer-encoding") is not None
+
+
+async def read_body(scope: Scope, receive: Receive, limit: int, share: BodyShare) -> bytes:
+    """The whole request body, which takes its size from `share`.
 
     Raises:
-        ApiError: 413, as soon as it is known to be larger than `limit` bytes; 408 where nothing more of it comes.
+        ApiError: 413, as soon as it is known to be larger than `limit` bytes; 408 where nothing more of it comes; 503
+            where the bodies that are here leave no room for it.
         ClientGone: the connection closed before the end.
     """
     length = header(scope["headers"], b"content-length")
@@ -56,6 +101,7 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
         size += len(part)
         if size > limit:
             raise body_too_large(limit)
+        share.take(len(part))
         parts.append(part)
         if not message.get("more_body"):
             return parts[0] if len(parts) == 1 else b"".join(parts)
@@ -75,13 +121,14 @@ async def send_whole(send: Send, status: int, headers: RawHeaders, body: bytes) 
     await send({"type": "http.response.body", "body": body})
 
 
-async def send_error(send: Send, error: ApiError, extra: Iterable[tuple[bytes, bytes]] = ()) -> None:
-    """Send an OpenAI error object."""
+async def send_error(
+    send: Send, error: ApiError, extra: Iterable[tuple[bytes, bytes]] = (), *, is_last: bool = False
+) -> None:
+    """Send an OpenAI error object; `is_last` closes the connection, as where the rest of a body will not be read."""
     body = error.body()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     headers += error.headers()
-    if error.status in (408, 413):
-        # The rest of the body is on its way and nobody will read it.
+    if is_last:
         headers.append((b"connection", b"close"))
     await send_whole(send, error.status, [*headers, *extra], body)
 

@@ -12,13 +12,13 @@ import time
 
 import aiohttp
 
-from .asgi import Send, send_whole
-from .errors import ApiError, no_ready_replica, upstream_failed
+from .asgi import BodyShare, Send, send_whole
+from .errors import ApiError, no_ready_replica, queue_full, upstream_failed
 from .hold import Holder
 from .metrics import GatewayMetrics
 from .outlier import GOOD, after_failure
 from .registry import Health, Replica, Service
-from .relay import Heard, StreamBroken, read_small, relay
+from .relay import Answer, Heard, StreamBroken, relay
 from .routing import Prompt, Ticket
 from .upstream import AttemptFailed, post, returned_headers
 
@@ -29,26 +29,34 @@ _REPEATS_OF_BEGUN = 1
 _FAULTS = frozenset((500, 502, 504))
 
 
-async def _nowhere(message: object) -> None:
-    raise RuntimeError("the exchange has no client")
-
-
 @dataclasses.dataclass
 class Exchange:
-    """One request on its way. `prompt_bytes`: 0 where they say nothing about the number of tokens."""
+    """One request on its way.
+
+    `prompt_bytes`: 0 where they say nothing about the number of tokens. `begun` counts attempts that a replica may have
+    worked on; `was_closed`: the last one found its connection closed; `was_full`: one was told that a queue is full.
+    """
 
     service: Service
     prompt: Prompt
     prompt_bytes: int
     target: str
+    headers: list[tuple[str, str]]
     body: bytes
-    request_id: str = ""
-    arrival: float = 0.0
-    send: Send = _nowhere
-    headers: list[tuple[str, str]] = dataclasses.field(default_factory=list)
+    share: BodyShare
+    request_id: str
+    arrival: float
+    send: Send
     tried: list[Replica] = dataclasses.field(default_factory=list)
     begun: int = 0
+    was_closed: bool = False
     was_full: bool = False
+    is_answered: bool = False
+
+    def begin_answer(self) -> None:
+        """The client is about to get the first byte: no other replica will be asked, and the body is dropped."""
+        self.is_answered, self.body = True, b""
+        self.share.give_back()
 
 
 class Attempts:
@@ -68,25 +76,28 @@ class Attempts:
         while True:
             replica, ticket = await self._choose(exchange, refusal)
             exchange.tried.append(replica)
+            status = 0
             try:
                 with _counted(replica, exchange):
-                    await self._attempt(exchange, replica, ticket)
+                    status = await self._attempt(exchange, replica, ticket)
+                self._judge(exchange.service, replica, status)
                 return
             except AttemptFailed as failure:
                 refusal = self._failed(exchange, replica, failure)
             except _Refused as refused:
-                refusal = refused.error
+                exchange.was_full |= refused.status == 429
+                refusal = self._refused(exchange.service, replica, refused.status, refusal)
             except StreamBroken:
                 self._metrics.broken(exchange.service.model)
                 self._blame(exchange.service, replica)
                 raise
             finally:
-                exchange.service.router.end(ticket, time.monotonic())
+                exchange.service.router.end(ticket, time.monotonic(), is_whole=0 < status < 400)
 
     async def _choose(self, exchange: Exchange, refusal: ApiError | None) -> tuple[Replica, Ticket]:
         service = exchange.service
         candidates = self._candidates(exchange)
-        while not candidates and not exchange.begun and service.wake is not None:
+        while not candidates and not exchange.begun and service.wake is not None and not service.available():
             await self._hold(exchange)
             candidates = self._candidates(exchange)
         if exchange.begun > _REPEATS_OF_BEGUN or not candidates:
@@ -99,10 +110,8 @@ class Attempts:
         return candidates[choice.replica], service.router.send(exchange.prompt, choice, now)
 
     async def _hold(self, exchange: Exchange) -> None:
-        """Wait for a replica. Those that refused, as one does that leaves, must be found ready anew."""
+        """Wait for a replica; one that refused may be it, once it has been found ready anew."""
         service = exchange.service
-        for replica in exchange.tried:
-            replica.health = Health(reason="takes no requests")
         exchange.tried.clear()
         try:
             await self._holder.wait(service, exchange.arrival, len(exchange.body))
@@ -115,7 +124,7 @@ class Attempts:
         candidates = [r for r in exchange.service.candidates(time.monotonic()) if r not in exchange.tried]
         if not candidates:  # those set aside are better than none
             candidates = [r for r in exchange.service.available() if r not in exchange.tried]
-        if not candidates and exchange.begun and exchange.tried[-1].is_available:
+        if not candidates and exchange.was_closed and exchange.tried[-1].is_available:
             # It may only have closed an idle connection just as the request was sent on it.
             candidates = [exchange.tried[-1]]
         return {replica.name: replica for replica in candidates}
@@ -124,6 +133,9 @@ class Attempts:
         """Note a failed attempt; returns what the client is told if no other replica takes over."""
         model = exchange.service.model
         log.warning("%s: %s failed request %s: %s", model, replica.name, exchange.request_id, failure.why)
+        exchange.was_closed = failure.was_closed
+        if failure.is_ours:
+            return no_ready_replica(model, [f"{replica.name} cannot be asked: {failure.why}"])
         self._blame(exchange.service, replica)
         if failure.may_have_begun:
             exchange.begun += 1
@@ -132,65 +144,74 @@ class Attempts:
         replica.health = Health(reason=failure.why)
         return no_ready_replica(model, [replica.state])
 
+    def _refused(self, service: Service, replica: Replica, status: int, before: ApiError | None) -> ApiError:
+        """Note a refusal; returns what the client is told if no other replica takes over."""
+        if status == 429:
+            return queue_full(service.model, replica.name)
+        # It loads or drains, until a poll says otherwise.
+        replica.health = Health(reason="takes no requests")
+        if before is not None and before.status == 429:
+            return before
+        return no_ready_replica(service.model, [f"{replica.name} answers 503"])
+
     def _blame(self, service: Service, replica: Replica) -> None:
         before, replica.standing = replica.standing, after_failure(replica.standing, time.monotonic())
         if replica.standing.ejections > before.ejections:
             self._metrics.ejected(service.model)
             log.warning("%s: %s gets nothing for a while: it fails", service.model, replica.name)
 
-    async def _attempt(self, exchange: Exchange, replica: Replica, ticket: Ticket) -> None:
-        """One exchange with one replica.
+    def _judge(self, service: Service, replica: Replica, status: int) -> None:
+        """Note how a whole answer speaks for its replica. A refusal says nothing about what computes there."""
+        if status in _FAULTS:
+            self._blame(service, replica)
+        elif status < 400:
+            replica.standing = GOOD
+
+    async def _attempt(self, exchange: Exchange, replica: Replica, ticket: Ticket) -> int:
+        """One exchange with one replica; returns the answer's status.
 
         Raises:
             AttemptFailed: no answer, and the client has no byte yet.
             _Refused: the replica takes no requests now.
             StreamBroken: it began and broke off.
         """
-        model = exchange.service.model
         response = await post(self._session, replica, exchange.target, exchange.headers, exchange.body)
+        answer = Answer(response, replica)
         try:
-            with replica.exchange(response.close):
-                body = await read_small(response, replica)
-            if response.status == 503 or (response.status == 429 and self._may_ask_another(exchange)):
-                raise _Refused(no_ready_replica(model, [f"{replica.name} answers {response.status}"]))
-            self._note(exchange, replica, response.status)
-            headers = returned_headers(response, replica, exchange.request_id)
-            if body is not None:
-                exchange.service.density.learn(exchange.prompt_bytes, body)
-                await send_whole(exchange.send, response.status, headers, body)
-            else:
-                await self._relay(exchange, replica, ticket, response, headers)
+            with replica.exchange(answer.lose):
+                await self._pass_on(exchange, answer, ticket)
         finally:
             # A response that was not read to its end takes its connection with it, which tells the replica to stop.
             response.release()
+        return response.status
 
-    def _may_ask_another(self, exchange: Exchange) -> bool:
-        """Once, where a replica's queue is full; the second one's word passes to the client."""
-        is_first, exchange.was_full = not exchange.was_full, True
-        return is_first and bool(self._candidates(exchange))
+    async def _pass_on(self, exchange: Exchange, answer: Answer, ticket: Ticket) -> None:
+        service, response, replica = exchange.service, answer.response, answer.replica
+        body = await answer.read_small()
+        if response.status == 503 or (response.status == 429 and self._has_another(exchange)):
+            raise _Refused(response.status)
+        first = b"" if body is not None else await answer.first_piece()
+        self._note(exchange, replica, response.status)
+        headers = returned_headers(response, replica, exchange.request_id)
+        if body is not None:
+            service.density.learn(exchange.prompt_bytes, body)
+            await send_whole(exchange.send, response.status, headers, body)
+            return
+        heard = Heard(replica, lambda now: service.router.first_token(ticket, now))
+        await relay(answer, first, headers, exchange.send, heard)
+        service.density.learn(exchange.prompt_bytes, heard.tail)
+
+    def _has_another(self, exchange: Exchange) -> bool:
+        """Whether another is to be asked where a queue is full: once; the second one's word passes to the client."""
+        return not exchange.was_full and bool(self._candidates(exchange))
 
     def _note(self, exchange: Exchange, replica: Replica, status: int) -> None:
+        """The client is about to get the first byte."""
+        exchange.begin_answer()
         model, now = exchange.service.model, time.monotonic()
         replica.heard = now
         self._metrics.first_byte(model, now - exchange.arrival)
         self._metrics.answered(model, status)
-        if status in _FAULTS:
-            self._blame(exchange.service, replica)
-        elif replica.standing is not GOOD:
-            replica.standing = GOOD
-
-    async def _relay(
-        self,
-        exchange: Exchange,
-        replica: Replica,
-        ticket: Ticket,
-        response: aiohttp.ClientResponse,
-        headers: list[tuple[bytes, bytes]],
-    ) -> None:
-        heard = Heard(replica, lambda now: exchange.service.router.first_token(ticket, now))
-        with replica.exchange(response.close):
-            await relay(response, replica, headers, exchange.send, heard)
-        exchange.service.density.learn(exchange.prompt_bytes, heard.tail)
 
 
 class _counted:
@@ -212,8 +233,8 @@ class _counted:
 
 
 class _Refused(Exception):
-    """The replica is loading or draining."""
+    """The replica takes no requests now (503), or its queue is full (429)."""
 
-    def __init__(self, error: ApiError) -> None:
-        self.error = error
-        super().__init__(error.message)
+    def __init__(self, status: int) -> None:
+        self.status = status
+        super().__init__(status)

@@ -113,6 +113,23 @@ def no_ready_replica(model: str, states: Iterable[str]) -> ApiError:
     return ApiError(503, f"No replica of `{model}` is ready: {why}", code="no_ready_replica", retry_s=RETRY_AFTER_S)
 
 
+def queue_full(model: str, replica: str) -> ApiError:
+    """429: the replica's queue is full, and no other takes the request."""
+    message = f"The queue of `{model}` at {replica} is full, and no other replica takes the request"
+    return ApiError(429, message, code="queue_full", retry_s=RETRY_AFTER_S)
+
+
+def bodies_too_large() -> ApiError:
+    """503: the bodies of all requests together take as much memory as they may."""
+    message = "The gateway has as many large requests as it can hold"
+    return ApiError(503, message, code="too_many_bodies", retry_s=RETRY_AFTER_S)
+
+
+def internal_error() -> ApiError:
+    """500: a fault of the gateway; the log says more, under the request's id."""
+    return ApiError(500, "The gateway failed at this request", code="internal_error")
+
+
 def draining() -> ApiError:
     """503: this gateway is about to end."""
     return ApiError(503, "The gateway is shutting down", code="draining", retry_s=RETRY_AFTER_S)

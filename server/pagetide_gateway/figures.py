@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
+import math
 import re
 import time
 
@@ -46,12 +46,15 @@ _LINE = re.compile(rf"^({'|'.join(map(re.escape, _NAMES))})(?:\{{[^\n]*\}})? (\S
 
 def parse(text: str) -> tuple[Figures, float | None]:
     """The figures of an exposition text, and a number that grows with the replica's work (None: it has no such)."""
-    found: dict[str, float] = {}
+    sums: dict[str, float] = {}
     for full_name, value in _LINE.findall(text):
         try:
-            found[_NAMES[full_name]] = float(value)
+            number = float(value)
         except ValueError:
             continue
+        if math.isfinite(number):  # several engines of one server have a line each
+            sums[full_name] = sums.get(full_name, 0.0) + number
+    found = {_NAMES[full_name]: number for full_name, number in sums.items()}
     work = [found[name] for name in _WORK if name in found]
     return Figures(**{field: found.get(name) for name, field in _WANTED.items()}), sum(work) if work else None
 
@@ -74,14 +77,13 @@ class FigureReader:
 
     async def run(self) -> None:
         """Until cancelled."""
-        await for_each_replica(self._registry, self._keep, 0.1)
+        await for_each_replica(self._registry, self._once, 0.1)
 
-    async def _keep(self, service: Service, replica: Replica) -> None:
-        while True:
-            if replica.health.ready:
-                await self._read(service, replica)
-            self._judge(service, replica)
-            await asyncio.sleep(min(INTERVAL_S, self._stall_s / 4))
+    async def _once(self, service: Service, replica: Replica) -> float:
+        if replica.health.ready:
+            await self._read(service, replica)
+        self._judge(service, replica)
+        return min(INTERVAL_S, self._stall_s / 4)
 
     async def _read(self, service: Service, replica: Replica) -> None:
         try:
@@ -91,7 +93,8 @@ class FigureReader:
             return  # whether it is well is for the health polls to say
         now = time.monotonic()
         figures, work = parse(text)
-        service.router.observe(replica.name, figures, now)
+        if service.replicas.get(replica.name) is replica:  # not gone, its name perhaps another's
+            service.router.observe(replica.name, figures, now)
         replica.figures = figures
         replica.has_counters = work is not None
         replica.says_busy = bool(figures.running or figures.waiting)
@@ -100,7 +103,7 @@ class FigureReader:
 
     def _judge(self, service: Service, replica: Replica) -> None:
         now, limit = time.monotonic(), stall_limit(replica, self._stall_s)
-        if not replica.in_flight or now - replica.heard < limit:
+        if replica.in_flight <= replica.blocked or now - replica.heard < limit:
             return
         why = f"no sign of work for {now - replica.heard:.0f} s"
         log.warning("%s: %s is given up: %s", service.model, replica.name, why)

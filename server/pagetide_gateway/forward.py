@@ -12,20 +12,36 @@ from typing import Any
 from pagetide_spec.names import HEADER_REQUEST_ID, HEADER_SESSION
 from pagetide_spec.web import request_id_of
 
-from .asgi import ClientGone, Receive, Scope, Send, header, read_body, run_until_gone, send_error
+from .asgi import (
+    BodyBudget,
+    BodyShare,
+    ClientGone,
+    Receive,
+    Scope,
+    Send,
+    has_body,
+    header,
+    read_body,
+    run_until_gone,
+    send_error,
+)
 from .attempts import Attempts, Exchange
-from .errors import ApiError, bad_request, model_ambiguous, model_not_found
+from .errors import ApiError, bad_request, internal_error, model_ambiguous, model_not_found
 from .keys import Key, KeyRing
 from .metrics import GatewayMetrics
 from .prompt import Head, head_of, read, rewrite
 from .registry import Registry, Service
 from .relay import StreamBroken
+from .routing import Prompt
 from .upstream import outgoing_headers
 
 log = logging.getLogger(__name__)
 
 DEFAULT_MAX_BODY = 32 << 20
-_SALTED_PATHS = frozenset(("/v1/completions", "/v1/chat/completions"))
+# Of all requests together, until their answers begin.
+DEFAULT_ALL_BODIES = 256 << 20
+# Where a prompt is computed and cached, ours and vLLM's.
+GENERATING_PATHS = frozenset(("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,38 +55,74 @@ class Access:
 OPEN = Access()
 
 
+class Way:
+    """What is known of a request so far. `is_read`: all of it has come; `model`: empty until it is one that exists."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.scope, self.receive, self.send = scope, receive, send
+        self.arrival = time.monotonic()
+        self.request_id = request_id_of(header(scope["headers"], HEADER_REQUEST_ID.encode()))
+        self.model = ""
+        self.is_read = False
+        self.exchange: Exchange | None = None
+
+
 class Forwarder:
     """ASGI endpoint for every request that a replica answers."""
 
     def __init__(
-        self, registry: Registry, attempts: Attempts, metrics: GatewayMetrics, access: Access, max_body: int
+        self,
+        registry: Registry,
+        attempts: Attempts,
+        metrics: GatewayMetrics,
+        access: Access,
+        max_body: int,
+        all_bodies: int = DEFAULT_ALL_BODIES,
     ) -> None:
         self._registry, self._attempts, self._metrics = registry, attempts, metrics
         self._access, self._max_body = access, max_body
+        self._bodies = BodyBudget(max(all_bodies, max_body))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, whatever happens to it."""
-        arrival = time.monotonic()
-        request_id = request_id_of(header(scope["headers"], HEADER_REQUEST_ID.encode()))
-        service: Service | None = None
+        way = Way(scope, receive, send)
         try:
-            with self._admit(scope, arrival) as key:
-                body = await read_body(scope, receive, self._max_body)
-                head = head_of(body)
-                service = self._service(head.model)
-                exchange = self._exchange(scope, service, head, body, key)
-                exchange.request_id, exchange.arrival, exchange.send = request_id, arrival, send
-                exchange.headers = self._headers(scope, request_id)
+            with self._admit(scope, way.arrival) as key, BodyShare(self._bodies) as share:
+                exchange = await self._prepare(way, key, share)
                 await run_until_gone(self._attempts.answer(exchange), receive)
         except ApiError as error:
-            self._metrics.answered(service.model if service else "", error.status)
-            if error.status == 429:
-                self._metrics.limited(error.code)
-            await send_error(send, error, [(HEADER_REQUEST_ID.encode(), request_id.encode("latin-1"))])
+            await self._refuse(way, error)
         except ClientGone:
-            self._metrics.client_gone(service.model if service else "")
+            self._metrics.client_gone(way.model)
         except StreamBroken as error:
-            log.warning("%s: request %s broke off: %s", service.model if service else "", request_id, error)
+            log.warning("%s: request %s broke off: %s", way.model, way.request_id, error)
+        except Exception:
+            log.exception("%s: request %s failed", way.model, way.request_id)
+            if way.exchange is not None and way.exchange.is_answered:
+                raise  # the server closes the connection, so that the client sees that the answer is not whole
+            await self._refuse(way, internal_error())
+
+    async def _refuse(self, way: Way, error: ApiError) -> None:
+        self._metrics.answered(way.model, error.status)
+        if error.status == 429:
+            self._metrics.limited(error.code)
+        headers = [(HEADER_REQUEST_ID.encode(), way.request_id.encode("latin-1"))]
+        await send_error(way.send, error, headers, is_last=not way.is_read and has_body(way.scope))
+
+    async def _prepare(self, way: Way, key: Key | None, share: BodyShare) -> Exchange:
+        """Read the request; the exchange alone has its body afterwards, and drops it when it is of no more use.
+
+        Raises:
+            ApiError: it cannot be sent to any replica.
+            ClientGone: the client left before its request was whole.
+        """
+        body = await read_body(way.scope, way.receive, self._max_body, share)
+        way.is_read = True
+        head = head_of(body)
+        service = self._service(head.model)
+        way.model = service.model
+        way.exchange = self._exchange(way, service, head, body, key, share)
+        return way.exchange
 
     @contextlib.contextmanager
     def _admit(self, scope: Scope, now: float) -> Iterator[Key | None]:
@@ -100,16 +152,32 @@ class Forwarder:
             raise unknown(self._registry, model)
         return service
 
-    def _exchange(self, scope: Scope, service: Service, head: Head, body: bytes, key: Key | None) -> Exchange:
+    def _exchange(
+        self, way: Way, service: Service, head: Head, body: bytes, key: Key | None, share: BodyShare
+    ) -> Exchange:
+        generates = way.scope["path"] in GENERATING_PATHS
         salt = head.cache_salt if isinstance(head.cache_salt, str) else ""
         changes: dict[str, Any] = {}
         if head.model is not None and head.model != service.served:
             changes["model"] = service.served
-        if key is not None and key.cache_salt and head.cache_salt is None and scope["path"] in _SALTED_PATHS:
-            changes["cache_salt"] = salt = key.cache_salt
-        session = header(scope["headers"], HEADER_SESSION.encode())
-        prompt, size = read(head, salt, session, service.density)
-        return Exchange(service, prompt, size, _target(scope), rewrite(body, changes) if changes else body)
+        if generates and key is not None and key.cache_salt and isinstance(head.cache_salt, str | None):
+            # The client's own divides what is the key's, and opens nothing that is another's.
+            changes["cache_salt"] = salt = f"{key.cache_salt}/{salt}" if salt else key.cache_salt
+        session = header(way.scope["headers"], HEADER_SESSION.encode())
+        # Of what generates nothing, nothing is cached.
+        prompt, size = read(head, salt, session, service.density) if generates else (Prompt(session=session), 0)
+        return Exchange(
+            service=service,
+            prompt=prompt,
+            prompt_bytes=size,
+            target=_target(way.scope),
+            headers=self._headers(way.scope, way.request_id),
+            body=rewrite(body, changes) if changes else body,
+            share=share,
+            request_id=way.request_id,
+            arrival=way.arrival,
+            send=way.send,
+        )
 
     def _headers(self, scope: Scope, request_id: str) -> list[tuple[str, str]]:
         headers = outgoing_headers(scope["headers"], request_id)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import logging
 from typing import Any, Literal
@@ -14,7 +13,7 @@ from pagetide_spec.names import PATH_READY
 
 from .for_each import for_each_replica
 from .registry import Health, Registry, Replica, Service
-from .upstream import describe, is_refusal
+from .upstream import Fault, describe, fault_of
 
 log = logging.getLogger(__name__)
 
@@ -31,19 +30,28 @@ MISSES_LOST = 5
 class Poll:
     """What came of one poll."""
 
-    result: Literal["ready", "unready", "refused", "unreachable", "timeout"]
+    result: Literal["ready", "unready", "refused", "unreachable", "timeout", "unknown"]
     detail: str = ""
+
+
+_RESULTS: dict[Fault, Literal["refused", "unreachable", "unknown"]] = {
+    "process": "refused",
+    "machine": "unreachable",
+    "ours": "unknown",
+}
 
 
 def judge(health: Health, poll: Poll) -> Health:
     """A replica's health after one more poll."""
     if poll.result == "ready":
         return Health(ready=True, reason="")
-    if poll.result == "timeout":
+    if poll.result in ("timeout", "unreachable", "unknown"):
         misses = health.misses + 1
+        if poll.result == "unknown":  # nobody was asked, so nobody was silent
+            misses = max(health.misses, min(misses, MISSES_ALLOWED + 1))
         if misses <= MISSES_ALLOWED:
             return dataclasses.replace(health, misses=misses)
-        return Health(reason=f"no answer from {PATH_READY} within {TIMEOUT_S:g} s", misses=misses)
+        return Health(reason=poll.detail or f"no answer from {PATH_READY} within {TIMEOUT_S:g} s", misses=misses)
     return Health(reason=poll.detail, is_told=poll.result == "unready")
 
 
@@ -51,29 +59,32 @@ def is_lost(health: Health, poll: Poll) -> bool:
     """Whether to give up on the requests that a replica has, at its health after this poll.
 
     Not where it refuses the connection or says something: then its machine is there, which ends by itself the
-    connections of a process that is not.
+    connections of a process that is not. Nor where the fault may be this gateway's own.
     """
-    return poll.result == "unreachable" or (poll.result == "timeout" and health.misses >= MISSES_LOST)
+    return poll.result in ("timeout", "unreachable") and health.misses >= MISSES_LOST
 
 
 class HealthPoller:
-    """Polls until cancelled. `tick_s` is how often it looks for replicas that are due."""
+    """Polls until cancelled.
 
-    def __init__(self, registry: Registry, session: aiohttp.ClientSession, tick_s: float = 0.05) -> None:
+    `key` is what replicas want to hear before they list their model; `tick_s` is how often it looks for replicas that
+    are due.
+    """
+
+    def __init__(
+        self, registry: Registry, session: aiohttp.ClientSession, key: str | None = None, tick_s: float = 0.05
+    ) -> None:
         self._registry, self._session, self._tick_s = registry, session, tick_s
+        self._headers = {} if key is None else {"authorization": f"Bearer {key}"}
         self._timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
 
     async def run(self) -> None:
         """Until cancelled."""
-        await for_each_replica(self._registry, self._keep, self._tick_s)
+        await for_each_replica(self._registry, self._once, self._tick_s)
 
-    async def _keep(self, service: Service, replica: Replica) -> None:
-        while True:
-            try:
-                self._note(service, replica, await self.poll(service, replica))
-            except Exception:  # one bad answer must not end the polls of all others
-                log.exception("%s: unexpected error in the poll of %s", service.model, replica.name)
-            await asyncio.sleep(READY_INTERVAL_S if replica.health.ready else UNREADY_INTERVAL_S)
+    async def _once(self, service: Service, replica: Replica) -> float:
+        self._note(service, replica, await self.poll(service, replica))
+        return READY_INTERVAL_S if replica.health.ready else UNREADY_INTERVAL_S
 
     def _note(self, service: Service, replica: Replica, poll: Poll) -> None:
         """Judge by the health as it is now: a request may have found out more while the poll was under way."""
@@ -97,12 +108,14 @@ class HealthPoller:
         except TimeoutError:
             return Poll("timeout")
         except (aiohttp.ClientError, OSError) as error:
-            return Poll("refused" if is_refusal(error) else "unreachable", describe(error))
+            return Poll(_RESULTS[fault_of(error)], describe(error))
 
     async def _learn(self, service: Service, replica: Replica) -> Poll:
-        async with self._session.get(replica.url + "/v1/models", timeout=self._timeout) as response:
+        async with self._session.get(
+            replica.url + "/v1/models", timeout=self._timeout, headers=self._headers
+        ) as response:
             if response.status != 200:
-                # The list may need a key, which a health check has not.
+                # The list may need a key that nobody gave us.
                 return Poll("ready")
             cards = cards_in(await response.read())
         if cards and service.served not in cards:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 from .errors import ApiError, held_too_long, no_ready_replica, too_many_held
-from .registry import Service
+from .registry import Service, Wake
 
 log = logging.getLogger(__name__)
 
@@ -73,17 +73,25 @@ class Holder:
 
     async def _attend(self, service: Service, waiting: _Waiting) -> None:
         now = asyncio.get_running_loop().time
+        waking: asyncio.Task[None] | None = None
         try:
             while waiting:
                 if service.available():
                     _release(waiting)
                 elif self._is_over() or service.wake is None:
                     _release(waiting, no_ready_replica(service.model, service.states()))
-                elif service.is_empty and now() >= service.woken_at + WAKE_INTERVAL_S:
+                elif (
+                    service.is_empty
+                    and now() >= service.woken_at + WAKE_INTERVAL_S
+                    and (waking is None or waking.done())
+                ):
+                    # In a task of its own: it may hang, and another gateway may have woken the service.
                     service.woken_at = now()
-                    await _wake(service)
+                    waking = asyncio.create_task(_wake(service, service.wake))
                 await asyncio.sleep(LOOK_S)
         finally:
+            if waking is not None:
+                waking.cancel()
             del self._tasks[service], self._waiting[service]
 
 
@@ -93,11 +101,10 @@ def _release(waiting: _Waiting, error: ApiError | None = None) -> None:
             future.set_exception(error) if error else future.set_result(None)
 
 
-async def _wake(service: Service) -> None:
+async def _wake(service: Service, wake: Wake) -> None:
     """Ask for a replica; what goes wrong is tried again after WAKE_INTERVAL_S."""
-    assert service.wake is not None  # asked before
     log.info("%s: waking it for %d held requests", service.model, service.held)
     try:
-        await service.wake()
+        await wake()
     except Exception as error:  # noqa: BLE001 - whatever the owner's callback does, those held are looked after
         log.warning("%s: cannot be woken: %s", service.model, error)

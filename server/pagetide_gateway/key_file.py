@@ -65,7 +65,7 @@ def _from_text(text: str, file: Path) -> list[Key]:
 def _yaml(text: str, file: Path) -> Any:
     try:
         return yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: no such day, or number
         # The error's own text quotes the file, keys included.
         line = getattr(getattr(error, "problem_mark", None), "line", None)
         where = "" if line is None else f", at line {line + 1}"
@@ -79,6 +79,8 @@ def _entry(entry: Any, where: str) -> Key:
         raise SettingError(FLAG, where, f"has unknown fields: {', '.join(map(str, sorted(unknown, key=str)))}")
     if len(entry["key"]) < _LEAST_LENGTH or any(c.isspace() for c in entry["key"]):
         raise SettingError(FLAG, where, f"`key` must have at least {_LEAST_LENGTH} characters and no space")
+    if any(not text.isprintable() for text in (entry["name"], entry["key"])):  # half a character is none
+        raise SettingError(FLAG, where, "`name` and `key` must have characters only that can be printed")
     limits = {ours: entry[theirs] for theirs, ours in _FIELDS.items() if theirs in entry}
     _check(limits, where)
     return make_key(entry["name"], entry["key"], **limits)
@@ -101,10 +103,11 @@ async def keep_fresh(ring: KeyRing, path: Path, before: list[Key]) -> None:
         await asyncio.sleep(RELOAD_S)
         try:
             keys = await asyncio.to_thread(read_keys, path)
-        except SettingError as error:
-            if str(error) != problem:
-                problem = str(error)
-                log.error("the API keys stay as they were: %s", error)
+        except Exception as error:  # noqa: BLE001 - no file, whatever is in it, may end what is under way
+            found = str(error) if isinstance(error, SettingError) else type(error).__name__  # its text might show a key
+            if found != problem:
+                problem = found
+                log.error("the API keys stay as they were: %s", found)
             continue
         problem = ""
         if keys != before:

@@ -42,7 +42,10 @@ def load(environment: Mapping[str, str], account: Path = ACCOUNT_FOLDER) -> Kube
     if host and (account / "token").exists():
         host = f"[{host}]" if ":" in host else host
         server = f"https://{host}:{environment.get('KUBERNETES_SERVICE_PORT', '443')}"
-        tls = ssl.create_default_context(cafile=str(account / "ca.crt"))
+        try:
+            tls = ssl.create_default_context(cafile=str(account / "ca.crt"))
+        except OSError as error:
+            raise SettingError("ca.crt", str(account / "ca.crt"), f"cannot be used: {_first_line(error)}") from None
         return KubeConfig(server, tls, _file_token(account / "token"), "the pod's service account")
     paths = [p for p in environment.get("KUBECONFIG", "").split(os.pathsep) if p]
     path = Path(paths[0]) if paths else Path(environment.get("HOME", "/")) / ".kube" / "config"
@@ -61,6 +64,8 @@ def _from_file(path: Path) -> KubeConfig:
         document = yaml.safe_load(path.read_text(encoding="utf-8"))
         context = _named(document, "contexts", document["current-context"])["context"]
         cluster = _named(document, "clusters", context["cluster"])["cluster"]
+        if found := {"proxy-url", "tls-server-name"} & set(cluster):
+            raise ValueError(f"{min(found)} is not supported")
         user = _named(document, "users", context["user"])["user"] or {}
         server = str(cluster["server"]).rstrip("/")
         tls = _tls(cluster, user, path.parent) if server.startswith("https") else None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import resource
+import socket
 from collections.abc import Iterator
 
 import uvicorn
@@ -13,6 +15,15 @@ from .protocol import GuardedProtocol
 
 # How long a request that is cut may take to say so.
 LAST_WORDS_S = 1
+
+
+def raise_file_limit() -> None:
+    """Let this process have as many open files as it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        # Where the hard limit is "infinite" the system may still have a lower one of its own.
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 class GatewayServer(uvicorn.Server):
@@ -27,6 +38,7 @@ class GatewayServer(uvicorn.Server):
                 interface="asgi3",
                 http=GuardedProtocol,
                 lifespan="on",
+                ws="none",
                 log_config=None,
                 access_log=False,
                 server_header=False,
@@ -43,10 +55,23 @@ class GatewayServer(uvicorn.Server):
         if not self._gateway.is_draining:
             self._deadline = asyncio.get_running_loop().time() + self._drain_s
         self._gateway.is_draining = True
+        for connection in self.server_state.connections:
+            if isinstance(connection, GuardedProtocol):
+                connection.close_after_answer()
         self.should_exit = self.force_exit = self.force_exit or now
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to listen; every stream takes two file descriptors of the process."""
+        raise_file_limit()
+        await super().startup(sockets)
+
     async def on_tick(self, counter: int) -> bool:
-        """uvicorn's question, ten times a second, whether to end."""
+        """uvicorn's question, ten times a second, whether to end.
+
+        Raises:
+            Exception: what a background task of the gateway died of; without it replicas are no longer looked after.
+        """
+        self._gateway.check_tasks()
         if self._gateway.is_draining:
             if is_over := asyncio.get_running_loop().time() >= self._deadline:
                 self._gateway.cut()

@@ -66,7 +66,7 @@ class _Run:
         self._keys: list[Key] | None = read_keys(args.api_keys) if args.api_keys else None
         self._access = Access(
             None if self._keys is None else KeyRing(self._keys),
-            _first_line(args.upstream_api_key_file) if args.upstream_api_key_file else None,
+            _only_word(args.upstream_api_key_file) if args.upstream_api_key_file else None,
         )
         # Whoever names replicas and no namespace wants these replicas and no cluster.
         wants_cluster = bool(args.namespace) or not args.service
@@ -128,7 +128,7 @@ async def _serve(server: GatewayServer, listener: socket.socket) -> None:
     await server.serve(sockets=[listener])
 
 
-def _first_line(path: Path) -> str:
+def _only_word(path: Path) -> str:
     try:
         lines = path.read_text(encoding="utf-8").split()
     except (OSError, UnicodeDecodeError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 from collections.abc import Iterable
 from typing import Any
@@ -92,12 +93,20 @@ class _RegistryGauges(Collector):
     def collect(self) -> Iterable[Any]:
         flight, states = _gauge("gateway_requests_in_flight"), _gauge("gateway_replicas")
         held, each = _gauge("gateway_requests_held"), _gauge("gateway_replica_requests_in_flight")
+        at_replicas: collections.Counter[tuple[str, str]] = collections.Counter()
+        for service, replica in self._registry.replicas():  # one that is gone may have had the name of one that is here
+            at_replicas[service.model, replica.name] += replica.in_flight
+        at_services: collections.Counter[str] = collections.Counter(
+            {s.model: 0 for s in self._registry.services.values()}
+        )
+        for (model, name), count in at_replicas.items():
+            each.add_metric([model, name], count)
+            at_services[model] += count
+        for model, count in at_services.items():
+            flight.add_metric([model], count)
         for service in self._registry.services.values():
             replicas = list(service.replicas.values())
             held.add_metric([service.model], service.held)
-            flight.add_metric([service.model], sum(r.in_flight for r in replicas))
-            for replica in replicas:
-                each.add_metric([service.model, replica.name], replica.in_flight)
             for state in ("ready", "draining", "ejected", "unready"):
                 states.add_metric([service.model, state], sum(state_of(r) == state for r in replicas))
         return held, each, flight, states

@@ -65,6 +65,14 @@ def some_seconds(text: str) -> float:
     return value
 
 
+def one_second_or_more(text: str) -> float:
+    """Seconds, at least one."""
+    value = seconds(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be at least 1")
+    return value
+
+
 def parser() -> Parser:
     """The command's flags."""
     out = Parser(
@@ -126,7 +134,7 @@ def _add_limits(out: Parser) -> None:
         ("--hold-seconds", some_seconds, DEFAULT_HOLD.seconds, "how long each of them may wait"),
         (
             "--stall-seconds",
-            some_seconds,
+            one_second_or_more,
             DEFAULT_STALL_S,
             "a replica that has work and shows no sign so long is left",
         ),

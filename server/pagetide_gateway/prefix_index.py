@@ -13,8 +13,9 @@ MAX_BLOCKS = 65_536
 class PrefixIndex:
     """Block hashes in the order of their last use, at most `capacity` of them."""
 
-    def __init__(self, capacity: int = DEFAULT_BLOCKS) -> None:
-        self.capacity = capacity
+    def __init__(self, capacity: int = DEFAULT_BLOCKS, most: int = MAX_BLOCKS) -> None:
+        self.most = most
+        self.capacity = min(capacity, most)
         self._blocks: OrderedDict[int, None] = OrderedDict()
 
     def __len__(self) -> int:
@@ -38,9 +39,14 @@ class PrefixIndex:
         self._trim()
 
     def resize(self, capacity: int) -> None:
-        """Hold at most so many blocks, within 1 and MAX_BLOCKS."""
-        self.capacity = max(1, min(capacity, MAX_BLOCKS))
+        """Hold at most so many blocks, within 1 and `most`."""
+        self.capacity = max(1, min(capacity, self.most))
         self._trim()
+
+    def limit(self, most: int) -> None:
+        """From now on hold no more than `most`, whatever size the replica tells."""
+        self.most = max(1, min(most, MAX_BLOCKS))
+        self.resize(self.capacity)
 
     def clear(self) -> None:
         """The replica has begun anew."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from .errors import bad_request
+from .errors import ApiError, bad_request
 from .routing import Prompt
 
 BLOCK_BYTES = 256
@@ -34,6 +34,9 @@ class Head(msgspec.Struct):
     tools: msgspec.Raw = msgspec.Raw()
 
 
+# What a body that is no JSON, or none that can be read, raises; a number out of range is found last, by the encoder.
+NOT_JSON = (msgspec.MsgspecError, UnicodeError, RecursionError, OverflowError)
+
 _decode_head = msgspec.json.Decoder(Head).decode
 
 
@@ -49,8 +52,14 @@ def head_of(body: bytes) -> Head:
         if "$.model" in str(error):
             raise bad_request("`model` must be text", "model") from None
         raise bad_request("The request body must be a JSON object") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise bad_request(f"The request body is not JSON: {error}") from None
+    except NOT_JSON as error:
+        raise not_json(error) from None
+
+
+def not_json(error: Exception) -> ApiError:
+    """400: what a decoder raised (`NOT_JSON`) at a client's body."""
+    why = "it is nested too deep" if isinstance(error, RecursionError) else str(error)
+    return bad_request(f"The request body is not JSON: {why}")
 
 
 class Density:
@@ -74,8 +83,15 @@ class Density:
 
 
 def read(head: Head, salt: str, session: str | None, density: Density) -> tuple[Prompt, int]:
-    """The prompt of a body, and its size in bytes where its tokens are estimated from that (else 0)."""
-    content, ids = _content(head)
+    """The prompt of a body, and its size in bytes where its tokens are estimated from that (else 0).
+
+    Raises:
+        ApiError: 400: the prompt is not JSON.
+    """
+    try:
+        content, ids = _content(head)
+    except NOT_JSON as error:
+        raise not_json(error) from None
     tokens = ids or len(content) * density.tokens_per_byte
     per_block = BLOCK_BYTES * tokens / max(1, len(content))
     blocks = chain(content[:_MOST_BYTES], salt.encode())
@@ -110,6 +126,13 @@ def _canonical(raw: msgspec.Raw) -> bytes:
 
 
 def rewrite(body: bytes, changes: dict[str, Any]) -> bytes:
-    """The body with some fields set; all others stay as the client wrote them."""
-    fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    """The body with some fields set; all others stay as the client wrote them.
+
+    Raises:
+        ApiError: 400: the body is not JSON.
+    """
+    try:
+        fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    except NOT_JSON as error:
+        raise not_json(error) from None
     return msgspec.json.encode({**fields, **changes})

@@ -6,88 +6,22 @@ The health poller sets `health`; requests note how replicas do (`standing`) and 
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
-from .outlier import GOOD, Standing, takes_part
+from .outlier import takes_part
 from .prompt import Density
-from .replica_load import Figures
+from .replica import Health, Replica
 from .routing import ExpectedTime, Router
 
+__all__ = ["ALL_BLOCKS", "Health", "Registry", "Replica", "Service", "Wake"]
 
-@dataclasses.dataclass(frozen=True)
-class Health:
-    """What the last polls of `/readyz` said.
-
-    `reason` tells why a replica is not ready; where `is_told` it is in the replica's own words.
-    """
-
-    ready: bool = False
-    reason: str = "starting"
-    is_told: bool = False
-    # Polls in a row that got no answer in time.
-    misses: int = 0
-
-
-@dataclasses.dataclass(eq=False)
-class Replica:
-    """One server process or pod.
-
-    `url` has no trailing slash; `in_flight` counts requests sent and not yet answered, `streams` those that stream.
-    `heard` is when it last showed a sign of work; `has_counters` whether its metrics show work that nobody here sees,
-    `says_busy` whether they show any now.
-    `figures` are what those metrics said last.
-    """
-
-    name: str
-    url: str
-    health: Health = Health()
-    draining: bool = False
-    is_admitted: bool = True
-    in_flight: int = 0
-    streams: int = 0
-    why_lost: str = ""
-    standing: Standing = GOOD
-    heard: float = 0.0
-    work: float = -1.0
-    has_counters: bool = False
-    says_busy: bool = False
-    figures: Figures | None = None
-    _ends: set[Callable[[], object]] = dataclasses.field(default_factory=set)
-
-    @contextlib.contextmanager
-    def exchange(self, end: Callable[[], object]) -> Iterator[None]:
-        """Within this context, `lose` calls `end`."""
-        self._ends.add(end)
-        try:
-            yield
-        finally:
-            self._ends.discard(end)
-
-    def lose(self, why: str) -> None:
-        """Give up on all that is under way with this replica, so that its clients need not wait any longer."""
-        self.why_lost = why
-        for end in list(self._ends):
-            end()
-
-    @property
-    def is_available(self) -> bool:
-        """May be given a new request."""
-        return self.health.ready and self.is_admitted and not self.draining
-
-    @property
-    def state(self) -> str:
-        """One line for people."""
-        if self.draining:
-            return f"{self.name} draining"
-        if self.health.ready and not self.is_admitted:
-            return f"{self.name} not ready (its pod is not)"
-        return f"{self.name} ready" if self.health.ready else f"{self.name} not ready ({self.health.reason})"
+# Blocks in the prefix indexes of all replicas together; about 130 bytes each.
+ALL_BLOCKS = 1 << 20
 
 
 Wake = Callable[[], Awaitable[object]]
@@ -153,6 +87,7 @@ class Registry:
         self.services: dict[str, Service] = {}
         self._make_router = make_router
         self._by_served: dict[str, list[Service]] = {}
+        self._leaving: dict[Replica, Service] = {}
 
     def put(
         self,
@@ -170,14 +105,27 @@ class Registry:
         nothing new; where it is None, that stays as it is. `unready` names those that somebody else, such as a kubelet,
         finds not ready.
         """
-        service = self.services.get(key)
-        if service is not None and service.served != (served or key):
-            service.wake = None  # another model; nobody waits any longer for the one before
-            service = None
-        if service is None:
-            service = self.services[key] = Service(key, served, router=self._make_router())
-            self._rename()
+        service = self._service(key, served or key)
         service.wake = wake
+        self._replace(service, replicas)
+        self._share()
+        for replica in service.replicas.values():
+            replica.is_admitted = replica.name not in unready
+            if draining is not None:
+                replica.draining = replica.name in draining
+        return service
+
+    def _service(self, key: str, served: str) -> Service:
+        """The service of this key, a new one where there is none that serves this model."""
+        if (service := self.services.get(key)) is not None:
+            if service.served == served:
+                return service
+            self._end(service)  # another model; nobody waits any longer for the one before
+        service = self.services[key] = Service(key, served, router=self._make_router())
+        self._rename()
+        return service
+
+    def _replace(self, service: Service, replicas: Mapping[str, str]) -> None:
         before = service.replicas
         service.replicas = {
             name: before[name] if name in before and before[name].url == url else Replica(name, url)
@@ -185,30 +133,45 @@ class Registry:
         }
         # One that has another address is another process, whose cache is empty.
         service.router.retain(name for name, replica in service.replicas.items() if replica is before.get(name))
-        for replica in service.replicas.values():
-            replica.is_admitted = replica.name not in unready
-            if draining is not None:
-                replica.draining = replica.name in draining
-        return service
+        self._leave(service, [r for r in before.values() if service.replicas.get(r.name) is not r])
+
+    def _leave(self, service: Service, replicas: Iterable[Replica]) -> None:
+        """Look after those that are gone as long as they have requests."""
+        for replica in replicas:
+            replica.draining = True
+            self._leaving[replica] = service
+
+    def _end(self, service: Service) -> None:
+        service.wake = None
+        self._leave(service, service.replicas.values())
 
     def remove(self, key: str) -> None:
         """The service is gone; requests under way go on."""
         service = self.services.pop(key, None)
         if service is not None:
-            service.wake = None
+            self._end(service)
             self._rename()
+            self._share()
+
+    def _share(self) -> None:
+        """Divide what all prefix indexes together may hold."""
+        each = ALL_BLOCKS // max(1, sum(len(service.replicas) for service in self.services.values()))
+        for service in self.services.values():
+            service.router.limit(each)
 
     def _rename(self) -> None:
         counts = Counter(service.served for service in self.services.values())
         self._by_served = {}
         for service in self.services.values():
             self._by_served.setdefault(service.served, []).append(service)
-            service.model = service.served if counts[service.served] == 1 else service.key
+            # A name that is another one's key means that one.
+            is_free = self.services.get(service.served) in (None, service)
+            service.model = service.served if counts[service.served] == 1 and is_free else service.key
 
     def find(self, model: str) -> Service | None:
-        """The service that clients call `model`: by the name it serves, if only one does, else by its key."""
+        """The service that clients call `model`: by its key, else by the name it serves, if only one does."""
         named = self._by_served.get(model, ())
-        return named[0] if len(named) == 1 else self.services.get(model)
+        return self.services.get(model) or (named[0] if len(named) == 1 else None)
 
     def keys_of(self, model: str) -> list[str]:
         """Keys of all services that serve a model of this name."""
@@ -219,7 +182,10 @@ class Registry:
         return [service.model for service in self.services.values()]
 
     def replicas(self) -> Iterator[tuple[Service, Replica]]:
-        """Every replica with its service."""
+        """Every replica with its service, and those that are gone and still have requests."""
         for service in list(self.services.values()):
             for replica in list(service.replicas.values()):
                 yield service, replica
+        self._leaving = {replica: service for replica, service in self._leaving.items() if replica.in_flight}
+        for replica, service in list(self._leaving.items()):
+            yield service, replica

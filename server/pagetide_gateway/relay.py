@@ -7,13 +7,15 @@ from collections.abc import AsyncIterator, Callable
 
 import aiohttp
 
-from .asgi import RawHeaders, Send
+from .asgi import Message, RawHeaders, Send
 from .errors import stream_broken
 from .registry import Replica
 from .upstream import AttemptFailed, describe
 
 # A response up to this size is read before the client gets its first byte, so that another replica can still take over.
 WHOLE_BYTES = 1 << 20
+# No event is longer; what is, is passed on as it comes.
+_MOST_HELD = 1 << 20
 
 _BROKEN = (aiohttp.ClientError, OSError)
 
@@ -22,9 +24,59 @@ class StreamBroken(Exception):
     """The replica broke off after the first byte; the client has been told."""
 
 
-def is_event_stream(response: aiohttp.ClientResponse) -> bool:
-    """Whether the body is server-sent events."""
-    return response.headers.get("content-type", "").startswith("text/event-stream")
+class Answer:
+    """A response whose head is there. `lose` ends it; what then breaks is told with that reason."""
+
+    def __init__(self, response: aiohttp.ClientResponse, replica: Replica) -> None:
+        self.response, self.replica = response, replica
+        self.is_events = response.headers.get("content-type", "").startswith("text/event-stream")
+        # Where an event ends cannot be seen in compressed ones.
+        has_events = self.is_events and "content-encoding" not in response.headers
+        self.pieces = whole_events(response.content) if has_events else _pieces(response.content)
+        self._why = ""
+
+    def lose(self, why: str) -> None:
+        """Give it up."""
+        self._why = why
+        self.response.close()
+
+    def why(self, error: BaseException) -> str:
+        """One line on why it broke off."""
+        return self._why or describe(error)
+
+    async def read_small(self) -> bytes | None:
+        """The whole body where it is small and not a stream, else None with nothing read.
+
+        Raises:
+            AttemptFailed: the replica broke off.
+        """
+        length = self.response.content_length
+        if length is None or length > WHOLE_BYTES or self.is_events:
+            return None
+        try:
+            return await self.response.read()
+        except _BROKEN as error:
+            raise AttemptFailed(self.why(error), may_have_begun=True) from error
+
+    async def first_piece(self) -> bytes:
+        """The first piece of a body that is passed on as it comes; empty where it has none.
+
+        Raises:
+            AttemptFailed: the replica broke off before.
+        """
+        try:
+            piece = await anext(self.pieces, b"")
+            if not piece and self.is_events and self.has_no_end:
+                raise ConnectionResetError
+            return piece
+        except _BROKEN as error:
+            raise AttemptFailed(self.why(error), may_have_begun=True) from error
+
+    @property
+    def has_no_end(self) -> bool:
+        """Whether only the close of the connection ends the body, as the death of the replica would."""
+        headers = self.response.headers
+        return "content-length" not in headers and "transfer-encoding" not in headers
 
 
 class Heard:
@@ -47,53 +99,43 @@ class Heard:
         return self._before + self._last
 
 
-async def read_small(response: aiohttp.ClientResponse, replica: Replica) -> bytes | None:
-    """The whole body where it is small and not a stream, else None with nothing read.
-
-    Raises:
-        AttemptFailed: the replica broke off.
-    """
-    length = response.content_length
-    if length is None or length > WHOLE_BYTES or is_event_stream(response):
-        return None
-    try:
-        return await response.read()
-    except _BROKEN as error:
-        raise AttemptFailed(replica.why_lost or describe(error), may_have_begun=True) from error
-
-
-async def relay(
-    response: aiohttp.ClientResponse, replica: Replica, headers: RawHeaders, send: Send, heard: Heard
-) -> None:
+async def relay(answer: Answer, first: bytes, headers: RawHeaders, send: Send, heard: Heard) -> None:
     """Pass the body on as it comes. A slow client slows the reading from the replica; nothing piles up here.
 
     Raises:
         StreamBroken: the replica broke off; an event stream has got an error event, anything else ends unfinished.
     """
-    events = is_event_stream(response)
+    replica, events = answer.replica, answer.is_events
     if events:
         # An error event may have to be added.
         headers = [h for h in headers if h[0] != b"content-length"]
-    await send({"type": "http.response.start", "status": response.status, "headers": headers})
-    pieces = whole_events(response.content) if events else _pieces(response.content)
+    await send({"type": "http.response.start", "status": answer.response.status, "headers": headers})
     try:
-        async for piece in pieces:
+        if first:
+            heard.note(first)
+            await _pass_on({"type": "http.response.body", "body": first, "more_body": True}, replica, send)
+        async for piece in answer.pieces:
             heard.note(piece)
-            await send({"type": "http.response.body", "body": piece, "more_body": True})
-        if events and _has_no_end(response) and b"[DONE]" not in heard.tail:
+            await _pass_on({"type": "http.response.body", "body": piece, "more_body": True}, replica, send)
+        if events and answer.has_no_end and b"[DONE]" not in heard.tail:
             raise ConnectionResetError
     except _BROKEN as error:
+        why = answer.why(error)
         if events:
             # A plain body that ends unfinished needs no word: the client sees it from the length or the chunks.
-            last = stream_broken(replica.name, describe(error)).sse()
-            await send({"type": "http.response.body", "body": last})
-        raise StreamBroken(describe(error)) from error
+            await send({"type": "http.response.body", "body": stream_broken(replica.name, why).sse()})
+        raise StreamBroken(why) from error
     await send({"type": "http.response.body", "body": b""})
 
 
-def _has_no_end(response: aiohttp.ClientResponse) -> bool:
-    """Whether only the close of the connection ends the body, as the death of the replica would."""
-    return "content-length" not in response.headers and "transfer-encoding" not in response.headers
+async def _pass_on(message: Message, replica: Replica, send: Send) -> None:
+    """Send to the client. As long as it does not take it, the silence is not the replica's."""
+    replica.blocked += 1
+    try:
+        await send(message)
+    finally:
+        replica.blocked -= 1
+        replica.heard = time.monotonic()
 
 
 async def _pieces(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
@@ -107,17 +149,19 @@ async def whole_events(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
     What follows the last such line is held back until the rest of its event is there. A client therefore never has half
     an event in hand when the stream breaks, and the error event can be read.
     """
-    held = b""
+    held = bytearray()
     while piece := await content.readany():
-        if held:
-            piece = held + piece
-            held = b""
-        if not piece.endswith((b"\n\n", b"\n\r\n")):
-            end = max(piece.rfind(b"\n\n") + 2, piece.rfind(b"\n\r\n") + 3)
-            if end < 3:
-                held = piece
-                continue
-            piece, held = piece[:end], piece[end:]
-        yield piece
+        if not held and piece.endswith((b"\n\n", b"\n\r\n")):
+            yield piece
+            continue
+        # The empty line may lie across what is held and what has come.
+        searched = max(0, len(held) - 2)
+        held += piece
+        end = max(held.rfind(b"\n\n", searched) + 2, held.rfind(b"\n\r\n", searched) + 3)
+        if end < 3:
+            end = len(held) if len(held) > _MOST_HELD else 0
+        if end:
+            yield bytes(held[:end])
+            del held[:end]
     if held:
-        yield held
+        yield bytes(held)

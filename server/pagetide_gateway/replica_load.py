@@ -10,6 +10,8 @@ from .prefix_index import PrefixIndex
 from .rate import FleetRate, PrefillRate
 
 _SECONDS_FADE = 0.9
+# Of the mean of tokens in a block, with each prompt.
+_BLOCK_FADE = 0.98
 # Prefills of fewer tokens take as long as a step takes, whatever their length.
 _LEAST_SAMPLE = 64
 # Figures older than this say nothing.
@@ -102,9 +104,9 @@ class ReplicaLoad:
         self._queued += ticket.work
         self._sent_tokens += tokens
         self._expected_tokens += cached_tokens
-        if block_tokens != self._block_tokens:
-            self._block_tokens = block_tokens
-            self._resize()
+        if blocks:
+            fade = _BLOCK_FADE if self._block_tokens else 0.0
+            self._block_tokens = self._block_tokens * fade + block_tokens * (1 - fade)
         self.index.add(blocks)
 
     def prefilled(self, ticket: Ticket, now: float) -> None:
@@ -116,13 +118,14 @@ class ReplicaLoad:
             self.rate.add(ticket.work, now - max(self._since, ticket.sent), now)
         self._leave_queue(ticket, now)
 
-    def remove(self, ticket: Ticket, now: float) -> None:
-        """It is answered, or given up."""
+    def remove(self, ticket: Ticket, now: float, *, is_whole: bool = True) -> None:
+        """It is answered; or, not `is_whole`, refused or given up, which tells nothing of how long answers take."""
         if ticket not in self._tickets:
             return
         self._tickets.discard(ticket)
         self._leave_queue(ticket, now)
-        self._answer_s = self._answer_s * _SECONDS_FADE + (now - ticket.sent) * (1 - _SECONDS_FADE)
+        if is_whole:
+            self._answer_s = self._answer_s * _SECONDS_FADE + (now - ticket.sent) * (1 - _SECONDS_FADE)
 
     def observe(self, figures: Figures, now: float) -> None:
         """Take over what the replica says."""

@@ -3,13 +3,14 @@
 One router serves one InferenceService. Who drives it (the gateway, the local runner, `pagetide simulate`) calls, in
 this order for each request:
 
-    choice = router.choose(prompt, candidates, now)  # names of replicas that may take it; changes nothing
+    choice = router.choose(prompt, candidates, now)  # names of replicas that may take it; no request is counted
     ticket = router.send(prompt, choice, now)        # the request is on its way
     router.first_token(ticket, now)                  # its prefill is over; left out where nobody can see that
     router.end(ticket, now)                          # answered, failed or given up; always
 
 and now and then `router.observe(name, figures, now)` with what the replica says about itself, and
-`router.retain(names)` with the replicas that still exist. `Prompt.blocks` are chained hashes: equal ones mean an equal
+`router.retain(names)` with the replicas that still exist, and
+`router.limit(blocks)` with what it may remember of each. `Prompt.blocks` are chained hashes: equal ones mean an equal
 beginning up to and including that block (`prompt.read` makes them of a request's body, a trace brings its own).
 
 The rule of `ExpectedTime`: the least expected time to first token, which is
@@ -29,6 +30,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Literal, Protocol
 
+from .prefix_index import MAX_BLOCKS
 from .rate import FleetRate
 from .rendezvous import highest
 from .replica_load import Figures, ReplicaLoad, Ticket
@@ -94,8 +96,8 @@ class Router(Protocol):
         """The replica has answered the first token."""
         ...
 
-    def end(self, ticket: Ticket, now: float) -> None:
-        """The replica has nothing more to do with the request."""
+    def end(self, ticket: Ticket, now: float, *, is_whole: bool = True) -> None:
+        """The replica has nothing more to do with the request; `is_whole`: it has answered it."""
         ...
 
     def observe(self, replica: str, figures: Figures, now: float) -> None:
@@ -104,6 +106,10 @@ class Router(Protocol):
 
     def retain(self, replicas: Iterable[str]) -> None:
         """Forget all others."""
+        ...
+
+    def limit(self, blocks: int) -> None:
+        """Remember no more than so many blocks of each replica."""
         ...
 
 
@@ -129,13 +135,16 @@ class RoundRobin:
     def first_token(self, ticket: Ticket, now: float) -> None:
         """Changes nothing."""
 
-    def end(self, ticket: Ticket, now: float) -> None:
+    def end(self, ticket: Ticket, now: float, *, is_whole: bool = True) -> None:
         """Changes nothing."""
 
     def observe(self, replica: str, figures: Figures, now: float) -> None:
         """Changes nothing."""
 
     def retain(self, replicas: Iterable[str]) -> None:
+        """Changes nothing."""
+
+    def limit(self, blocks: int) -> None:
         """Changes nothing."""
 
 
@@ -148,6 +157,7 @@ class ExpectedTime:
         # When each replica was last sent something: the number of the request.
         self._turns: dict[str, int] = {}
         self._sent = 0
+        self._most_blocks = MAX_BLOCKS
 
     def choose(self, prompt: Prompt, candidates: Sequence[str], now: float) -> Choice:
         """The candidate where the first token is expected soonest."""
@@ -184,10 +194,10 @@ class ExpectedTime:
         if (load := self._loads.get(ticket.replica)) is not None:
             load.prefilled(ticket, now)
 
-    def end(self, ticket: Ticket, now: float) -> None:
+    def end(self, ticket: Ticket, now: float, *, is_whole: bool = True) -> None:
         """Count the request out."""
         if (load := self._loads.get(ticket.replica)) is not None:
-            load.remove(ticket, now)
+            load.remove(ticket, now, is_whole=is_whole)
 
     def observe(self, replica: str, figures: Figures, now: float) -> None:
         """Correct what is believed of a replica by its own figures."""
@@ -199,10 +209,17 @@ class ExpectedTime:
         self._loads = {name: load for name, load in self._loads.items() if name in kept}
         self._turns = {name: turn for name, turn in self._turns.items() if name in kept}
 
+    def limit(self, blocks: int) -> None:
+        """Remember no more than so many blocks of each replica."""
+        self._most_blocks = blocks
+        for load in self._loads.values():
+            load.index.limit(blocks)
+
     def _load(self, name: str) -> ReplicaLoad:
         load = self._loads.get(name)
         if load is None:
             load = self._loads[name] = ReplicaLoad(self._fleet)
+            load.index.limit(self._most_blocks)
         return load
 
     def _within_bound(self, candidates: Sequence[str]) -> Sequence[str]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
 import functools
 import io
 import socket
-import sys
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal
 
 import aiohttp
 from yarl import URL
@@ -16,6 +17,7 @@ from yarl import URL
 from pagetide_spec.names import HEADER_REPLICA, HEADER_REQUEST_ID
 
 from .asgi import RawHeaders
+from .dead_peers import notice_death
 from .registry import Replica
 
 # Headers that belong to one connection and not to the request (RFC 9110, section 7.6.1), and those that each side of
@@ -32,15 +34,28 @@ _NOT_RETURNED = _HOP_BY_HOP | {b"date", b"server", HEADER_REPLICA.encode()}
 CONNECT_TIMEOUT_S = 5.0
 # Under the 5 s after which uvicorn closes an idle connection, so that a request seldom meets one that is being closed.
 KEEPALIVE_S = 4.0
+# How long a replica's machine may leave unanswered what was sent to it.
+_SILENCE_S = 30
 # aiohttp writes larger bodies in one go and warns; a stream of bytes it writes in parts.
 _LARGE_BODY = 1 << 20
+# Targets are chosen by clients; only short ones are remembered.
+_MOST_CACHED = 200
+
+# What failed when no exchange came about: the replica's process, its machine or the way to it, or something here.
+Fault = Literal["process", "machine", "ours"]
+_OF_PROCESS = frozenset((errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED, errno.EPIPE))
+_OF_MACHINE = frozenset((errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ETIMEDOUT))
 
 
 class AttemptFailed(Exception):
-    """No response came. `may_have_begun`: the request was sent, so the replica may have started on it."""
+    """No response came.
 
-    def __init__(self, why: str, *, may_have_begun: bool) -> None:
-        self.why, self.may_have_begun = why, may_have_begun
+    `may_have_begun`: the request was sent, so the replica may have started on it. `was_closed`: the connection was
+    closed under it, as an idle one may be just then. `is_ours`: the fault lies here, and says nothing of the replica.
+    """
+
+    def __init__(self, why: str, *, may_have_begun: bool, was_closed: bool = False, is_ours: bool = False) -> None:
+        self.why, self.may_have_begun, self.was_closed, self.is_ours = why, may_have_begun, was_closed, is_ours
         super().__init__(why)
 
 
@@ -48,11 +63,7 @@ def _make_socket(address: tuple[Any, ...]) -> socket.socket:
     """A socket that notices within half a minute that the other machine is gone, whether we wait for it or send."""
     family, kind, protocol, *_ = address
     out = socket.socket(family, kind, protocol)
-    out.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    if sys.platform == "linux":
-        for option, value in ((socket.TCP_KEEPIDLE, 15), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3)):
-            out.setsockopt(socket.IPPROTO_TCP, option, value)
-        out.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 30_000)
+    notice_death(out, _SILENCE_S)
     return out
 
 
@@ -69,22 +80,45 @@ def make_session() -> aiohttp.ClientSession:
 
 def outgoing_headers(headers: Iterable[tuple[bytes, bytes]], request_id: str) -> list[tuple[str, str]]:
     """The client's headers as the replica gets them."""
-    kept = [(k.decode("latin-1"), v.decode("latin-1")) for k, v in headers if k not in _NOT_SENT]
+    headers = list(headers)
+    left_out = _NOT_SENT | _named_by_connection(headers)
+    kept = [(k.decode("latin-1"), _text(v)) for k, v in headers if k not in left_out]
     kept.append((HEADER_REQUEST_ID, request_id))
     return kept
 
 
 def returned_headers(response: aiohttp.ClientResponse, replica: Replica, request_id: str) -> RawHeaders:
     """The replica's headers as the client gets them."""
-    kept = [(k.lower(), v) for k, v in response.raw_headers if k.lower() not in _NOT_RETURNED]
+    headers = [(k.lower(), v) for k, v in response.raw_headers]
+    left_out = _NOT_RETURNED | _named_by_connection(headers)
+    kept = [(k, v) for k, v in headers if k not in left_out]
     kept.append((HEADER_REPLICA.encode(), replica.name.encode()))
     if HEADER_REQUEST_ID not in response.headers:
         kept.append((HEADER_REQUEST_ID.encode(), request_id.encode("latin-1")))
     return kept
 
 
-@functools.lru_cache(maxsize=4096)
+def _named_by_connection(headers: Iterable[tuple[bytes, bytes]]) -> set[bytes]:
+    """Headers that `Connection` says belong to this connection."""
+    return {name.strip().lower() for key, value in headers if key == b"connection" for name in value.split(b",")}
+
+
+def _text(value: bytes) -> str:
+    """A header's value as text that is sent as the same bytes (UTF-8), if it can be."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin-1")
+
+
 def _url(base: str, target: str) -> URL:
+    if len(target) > _MOST_CACHED or "?" in target:
+        return URL(base + target, encoded=True)
+    return _short_url(base, target)
+
+
+@functools.lru_cache(maxsize=4096)
+def _short_url(base: str, target: str) -> URL:
     return URL(base + target, encoded=True)
 
 
@@ -97,22 +131,38 @@ async def post(
         AttemptFailed: no response came.
     """
     data = io.BytesIO(body) if len(body) > _LARGE_BODY else body
+    lost = ""
+
+    def lose(why: str) -> None:
+        nonlocal lost
+        lost = why
+        with contextlib.suppress(RuntimeError):  # it is being lost already, or has just ended
+            limit.reschedule(0)
+
     try:
         async with asyncio.timeout(None) as limit:
-            with replica.exchange(lambda: limit.reschedule(0)):
+            with replica.exchange(lose):
                 return await session.post(_url(replica.url, target), data=data, headers=headers, allow_redirects=False)
     except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-        raise AttemptFailed(describe(error), may_have_begun=False) from error
+        raise AttemptFailed(describe(error), may_have_begun=False, is_ours=fault_of(error) == "ours") from error
     except TimeoutError as error:
-        raise AttemptFailed(replica.why_lost, may_have_begun=True) from error
+        raise AttemptFailed(lost or describe(error), may_have_begun=True) from error
     except (aiohttp.ClientError, OSError) as error:
-        raise AttemptFailed(describe(error), may_have_begun=True) from error
+        was_closed = isinstance(error, aiohttp.ServerDisconnectedError | ConnectionError)
+        raise AttemptFailed(describe(error), may_have_begun=True, was_closed=was_closed) from error
 
 
-def is_refusal(error: BaseException) -> bool:
-    """Whether the machine is there and has no such connection."""
+def fault_of(error: BaseException) -> Fault:
+    """Where the fault of a failed exchange lies; of an error of the operating system, here if nothing says otherwise.
+
+    A name that is not resolved, too many open files, no free local port: none of it says that a replica is gone.
+    """
     cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
-    return isinstance(cause, ConnectionError | aiohttp.ServerDisconnectedError)
+    if isinstance(cause, TimeoutError):
+        return "machine"
+    if isinstance(cause, OSError) and not isinstance(cause, ConnectionError):
+        return "machine" if cause.errno in _OF_MACHINE else "process" if cause.errno in _OF_PROCESS else "ours"
+    return "process"
 
 
 def describe(error: BaseException) -> str:
@@ -120,5 +170,6 @@ def describe(error: BaseException) -> str:
     if isinstance(error, aiohttp.ServerDisconnectedError | ConnectionResetError | aiohttp.ClientPayloadError):
         return "the connection was closed"
     if isinstance(error, aiohttp.ClientConnectorError):
-        return f"cannot connect to {error.host}:{error.port}"
+        why = "" if isinstance(error.os_error, ConnectionError) else f": {error.os_error.strerror or error.os_error}"
+        return f"cannot connect to {error.host}:{error.port}{why}"
     return str(error) or type(error).__name__

@@ -92,6 +92,8 @@ def parse_size(text: str) -> int:
     match = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]+)?)\s*([KMGT]?I?)B?", text.strip().upper())
     if not match or match[2] not in UNITS or not float(match[1]):
         raise SettingError("--device-memory", text, "must be a size such as 80GiB")
+    if not match[2] and float(match[1]) < GIB:
+        raise SettingError("--device-memory", text, f"is a number of bytes; did you mean {text.strip()}GiB?")
     return int(float(match[1]) * UNITS[match[2]])
 
 

@@ -14,6 +14,9 @@ _LABEL = "[a-z0-9]([-a-z0-9.]*[a-z0-9])?"
 URI_PATTERN = rf"^(hf://[A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+|pvc://{_LABEL}(/.+)?|file:///.+)$"
 PERCENT_PATTERN = "^(0|[1-9][0-9]*)%$"
 SIZE_PATTERN = r"^[0-9]+(\.[0-9]+)?([KMGTPE]i?|k|m)?$"
+_ONE_NODE = (
+    "the claim of cache.size can be mounted on one node only; for more replicas name a ReadWriteMany claim in cache.pvc"
+)
 _URI_FORMS = "must be hf://org/name, pvc://claim/path or file:///path"
 
 # What to say instead of a regular expression.
@@ -56,13 +59,16 @@ RULES = (
     Rule(
         (),
         "replicas",
-        "!(has(self.cache) && has(self.cache.size)) || "
-        "(!has(self.autoscaling) && (!has(self.replicas) || self.replicas <= 1))",
-        lambda spec: (
-            "size" not in spec.get("cache", {}) or ("autoscaling" not in spec and spec.get("replicas", 1) <= 1)
-        ),
-        "the claim of cache.size can be mounted on one node only; for more replicas name a ReadWriteMany claim in "
-        "cache.pvc",
+        "!(has(self.cache) && has(self.cache.size)) || !has(self.replicas) || self.replicas <= 1",
+        lambda spec: "size" not in spec.get("cache", {}) or spec.get("replicas", 1) <= 1,
+        _ONE_NODE,
+    ),
+    Rule(
+        (),
+        "autoscaling",
+        "!(has(self.cache) && has(self.cache.size)) || !has(self.autoscaling) || self.autoscaling.maxReplicas <= 1",
+        lambda spec: "size" not in spec.get("cache", {}) or spec.get("autoscaling", {}).get("maxReplicas", 1) <= 1,
+        f"maxReplicas must be 1: {_ONE_NODE}",
     ),
     Rule(
         ("model",),

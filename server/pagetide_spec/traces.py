@@ -15,6 +15,9 @@ from .errors import SettingError
 AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 # One id of `hash_ids` stands for so many tokens of the prompt.
 BLOCK_TOKENS = 512
+# Beyond these a trace is a mistake (times in another unit, say), and its replay would take for ever.
+_MOST_SECONDS = 366 * 24 * 3600.0
+_MOST_TOKENS = 1_000_000_000
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -57,8 +60,13 @@ def parse(text: str, source: str) -> list[Row]:
     if not lines:
         raise SettingError("--trace", source, "is empty")
     rows = _mooncake(lines, source) if lines[0][1].startswith("{") else _azure(lines, source)
+    if not rows:
+        raise SettingError("--trace", source, "has no requests")
     rows.sort(key=lambda row: row.at)
-    begin = rows[0].at if rows else 0.0
+    begin = rows[0].at
+    if rows[-1].at - begin > _MOST_SECONDS:
+        days = (rows[-1].at - begin) / (24 * 3600)
+        raise SettingError("--trace", source, f"spans {days:.3g} days, at most 366 are allowed")
     return [dataclasses.replace(row, at=row.at - begin) for row in rows]
 
 
@@ -104,4 +112,6 @@ def _seconds(text: str) -> float:
 def _row(at: float, prompt: int, output: int, hash_ids: tuple[int, ...], number: int, source: str) -> Row:
     if prompt < 1 or output < 0:
         raise SettingError("--trace", source, f"line {number}: lengths must be positive, not {prompt} and {output}")
+    if max(prompt, output) > _MOST_TOKENS:
+        raise SettingError("--trace", source, f"line {number}: lengths must be at most {_MOST_TOKENS}")
     return Row(at, prompt, max(1, output), hash_ids)

@@ -1,7 +1,8 @@
-"""What holds for every value of a manifest, whatever its schema says: a tree of bounded size, and texts that travel."""
+"""What holds for every value of a manifest, whatever its schema says: a tree of bounded size, values that travel."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -21,6 +22,8 @@ def malformed(value: Any, path: str) -> list[SettingError]:
             return [SettingError(top, "...", problem)]
         if isinstance(one, str) and (bad := next((c for c in one if _is_unfit(c)), None)) is not None:
             return [SettingError(at, one, f"must not hold the character U+{ord(bad):04X}")]
+        if isinstance(one, float) and not math.isfinite(one):
+            return [SettingError(at, one, "must be a finite number")]
     return []
 
 

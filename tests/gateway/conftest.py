@@ -41,6 +41,7 @@ class FakeReplica:
         self.may_speak = asyncio.Event()
         self.may_speak.set()
         self.models: list[str] = [model]
+        self.on_models: Callable[[web.Request], object] = lambda request: None
         self.requests: list[web.Request] = []
         self.bodies: list[bytes] = []
         self.cancelled = asyncio.Event()
@@ -67,6 +68,7 @@ class FakeReplica:
         return web.json_response({"status": "loading"}, status=self.ready)
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
+        self.on_models(request)
         return web.json_response({"data": [{"id": m, "object": "model", "max_model_len": 77} for m in self.models]})
 
     async def _metrics(self, request: web.Request) -> web.StreamResponse:

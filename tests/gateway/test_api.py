@@ -6,6 +6,8 @@ import asyncio
 
 import pytest
 
+from pagetide_gateway.forward import Access
+
 
 async def error_of(response) -> dict:
     error = (await response.json())["error"]
@@ -191,3 +193,19 @@ async def test_metrics_have_the_names_of_the_contract(start_replicas, start_gate
         pass
     async with front.get("/metrics") as response:
         assert "made-up" not in await response.text()
+
+
+async def test_the_version_is_told_like_a_servers(start_gateway):
+    front = await start_gateway()
+    async with front.get("/version") as response:
+        assert response.status == 200
+        assert list(await response.json()) == ["version"]
+        assert response.headers["x-request-id"]
+
+
+async def test_the_model_list_is_asked_for_with_the_replicas_key(start_replicas, start_gateway):
+    (replica,) = await start_replicas(1)
+    asked = []
+    replica.on_models = lambda request: asked.append(request.headers.get("authorization"))
+    await start_gateway(replica, access=Access(None, "sk-upstream"))
+    assert asked == ["Bearer sk-upstream"]

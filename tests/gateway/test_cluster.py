@@ -317,6 +317,9 @@ def test_a_kubeconfig_is_read(tmp_path):
         pytest.param(KUBECONFIG.replace("token: tok", "exec: {command: x}"), "helper program", id="a login helper"),
         pytest.param(KUBECONFIG.replace("current-context: x", "current-context: y"), "y in contexts", id="no context"),
         pytest.param("{", "cannot be used", id="no YAML"),
+        pytest.param(
+            KUBECONFIG.replace("{server:", "{proxy-url: http://p, server:"), "proxy-url is not supported", id="a proxy"
+        ),
         pytest.param("[]", "not a complete", id="a list"),
     ],
 )
@@ -340,3 +343,9 @@ def test_a_service_accounts_token_is_read_anew(tmp_path, monkeypatch):
     assert config.token() == "one"
     (tmp_path / "token").write_text("two\n")
     assert config.token() == "two"
+
+
+def test_a_service_account_without_a_certificate_is_named(tmp_path):
+    (tmp_path / "token").write_text("one\n")
+    with pytest.raises(SettingError, match=r"ca\.crt"):
+        load({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, tmp_path)

@@ -335,8 +335,8 @@ async def test_a_slow_reader_holds_the_replica_back_and_nobody_else(start_replic
             async with front.post({"model": "m"}) as response:
                 assert response.status == 200
             await asyncio.sleep(0.2)
-        # What lies between is the sockets' buffers, not an ever longer queue of ours.
-        assert written < 32 << 20
+            # What lies between is the sockets' buffers, not an ever longer queue of ours.
+            assert written < 32 << 20
     await asyncio.wait_for(replica.cancelled.wait(), 2)
 
 

@@ -110,13 +110,21 @@ async def test_errors_of_the_gateway_carry_the_request_id_too(start_gateway):
 async def test_headers_of_one_connection_stay_on_it(start_replicas, start_gateway):
     (replica,) = await start_replicas(1)
     front = await start_gateway(replica)
-    extra = {"authorization": "Bearer k", "te": "trailers", "x-session-id": "s", "connection": "keep-alive"}
-    async with front.post({"model": "m"}, headers=extra):
-        pass
+    extra = {"authorization": "Bearer k", "te": "trailers", "x-session-id": "s", "x-hop": "1", "x-name": "Zoé"}
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return web.json_response({}, headers={"connection": "x-theirs", "x-theirs": "1", "x-ours": "2"})
+
+    replica.answer = answer
+    async with front.post({"model": "m"}, headers={**extra, "connection": "keep-alive, X-Hop"}) as response:
+        assert "x-theirs" not in response.headers
+        assert response.headers["x-ours"] == "2"
     got = replica.requests[0].headers
     assert got["authorization"] == "Bearer k"
     assert got["x-session-id"] == "s"
     assert "te" not in got
+    assert "x-hop" not in got
+    assert got["x-name"] == "Zoé"
     assert got["host"] == replica.url.removeprefix("http://")
 
 

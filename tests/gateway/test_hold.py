@@ -135,6 +135,44 @@ async def test_a_wake_that_fails_is_tried_again(asleep, until, monkeypatch):
     assert (await task).status == 200
 
 
+async def test_a_wake_that_hangs_holds_up_nobody(asleep, until):
+    """The replica may come all the same: another gateway has asked for it."""
+    sleeper = await asleep()
+
+    async def hang():
+        await asyncio.Event().wait()
+
+    sleeper.front.registry.put("m", {}, wake=hang)
+    task = sleeper.ask()
+    await until(lambda: sleeper.held == 1)
+    sleeper.front.registry.put("m", {sleeper.replica.name: sleeper.replica.url}, wake=hang)
+    async with asyncio.timeout(3):
+        assert (await task).status == 200
+
+
+async def test_a_full_replica_stays_ready_for_others(start_replicas, start_gateway):
+    """One full and one that leaves: the client hears of the full one, and the next client is sent there."""
+    full, leaving = await start_replicas(2)
+    plain = full.answer
+
+    async def answer_429(request):
+        return web.json_response({"error": {"message": "full"}}, status=429)
+
+    async def answer_503(request):
+        return web.json_response({"error": {"message": "draining"}}, status=503)
+
+    full.answer, leaving.answer = answer_429, answer_503
+    front = await start_gateway(full, leaving)
+    sleeper = Sleeper(front, full)
+    sleeper.set(full, leaving)
+    async with asyncio.timeout(2):
+        response = await sleeper.ask()
+    assert response.status == 429
+    assert int(response.headers["retry-after"]) > 0
+    full.answer = plain
+    assert (await sleeper.ask()).headers["x-pagetide-replica"] == full.name
+
+
 async def test_a_gateway_that_ends_holds_nobody(asleep, until):
     sleeper = await asleep()
     task = sleeper.ask()

@@ -31,10 +31,11 @@ def bearer(secret: str = SECRET) -> dict[str, str]:
         pytest.param(f"Basic {SECRET}", None, id="another scheme"),
         pytest.param(f"Bearer {SECRET}x", None, id="a longer one"),
         pytest.param("Bearer sk-\xff", None, id="no ASCII"),
+        pytest.param("Bearer " + "sk-voilà".encode().decode("latin-1"), "c", id="one that ends in a letter of UTF-8"),
     ],
 )
 def test_identify(header, name):
-    ring = KeyRing([make_key("a", SECRET), make_key("b", "sk-another-key")])
+    ring = KeyRing([make_key("a", SECRET), make_key("b", "sk-another-key"), make_key("c", "sk-voilà")])
     if name:
         assert ring.identify(header).name == name
     else:
@@ -128,6 +129,9 @@ def test_keys_of_a_secrets_folder(tmp_path):
         pytest.param(LIST.replace("name: b", "name: a"), "same name", id="a name twice"),
         pytest.param(LIST.replace("sk-another-key", SECRET), "same key", id="a key twice"),
         pytest.param(f"- {{name: a, key: {SECRET}", "not YAML", id="half a file"),
+        pytest.param(f"- {{name: 2026-13-45, key: {SECRET}}}", "not YAML", id="a day that there is not"),
+        pytest.param(f'- {{name: a, key: "{SECRET}\\ud800"}}', "can be printed", id="half a character"),
+        pytest.param("[" * 5000, "not YAML", id="too deep"),
     ],
 )
 def test_a_wrong_file_is_named_and_shows_no_key(text, problem, tmp_path):
@@ -148,6 +152,9 @@ async def test_keys_are_read_again_when_they_change(tmp_path, monkeypatch, until
     path.write_text("half a {file")
     await asyncio.sleep(0.1)
     assert len(ring) == 2, "keys that cannot be read leave those of before"
+    path.write_text(f"- {{name: 2026-13-45, key: {SECRET}}}")
+    await asyncio.sleep(0.1)
+    assert not keeping.done()
     new = tmp_path / "new"
     new.write_text("- {name: c, key: sk-a-new-key}")
     os.replace(new, path)
@@ -180,13 +187,25 @@ async def test_without_a_key_nobody_is_answered(path, access, start_replicas, st
 async def test_the_clients_key_stays_here_and_salts_its_cache(access, start_replicas, start_gateway):
     (replica,) = await start_replicas(1)
     front = await start_gateway(replica, access=Access(access.keys, "sk-upstream"))
-    for body in ({"model": "m"}, {"model": "m", "cache_salt": "mine"}, {"model": "m", "cache_salt": None}):
-        async with front.post(body, headers=bearer()) as response:
+    for salt in ({}, {"cache_salt": "mine"}, {"cache_salt": ""}, {"cache_salt": None}):
+        async with front.post({"model": "m", **salt}, headers=bearer()) as response:
             assert response.status == 200
-    assert [r.headers["authorization"] for r in replica.requests] == ["Bearer sk-upstream"] * 3
+    assert [r.headers["authorization"] for r in replica.requests] == ["Bearer sk-upstream"] * 4
     salts = [await r.json() for r in replica.requests]
     ours = make_key("a", SECRET).cache_salt
-    assert [s["cache_salt"] for s in salts] == [ours, "mine", ours]
+    assert [s["cache_salt"] for s in salts] == [ours, f"{ours}/mine", ours, ours], "nobody gets at another's cache"
+
+
+@pytest.mark.parametrize(
+    ("path", "is_salted"),
+    [("/v1/completions", True), ("/v1/chat/completions", True), ("/v1/responses", True), ("/tokenize", False)],
+)
+async def test_what_is_cached_is_salted(path, is_salted, access, start_replicas, start_gateway):
+    (replica,) = await start_replicas(1)
+    front = await start_gateway(replica, access=access)
+    async with front.post({"model": "m"}, path, headers=bearer()) as response:
+        assert response.status == 200
+    assert ("cache_salt" in await replica.requests[0].json()) is is_salted
 
 
 async def test_a_request_too_many_is_429_and_the_place_is_free_again(access, start_replicas, start_gateway, until):

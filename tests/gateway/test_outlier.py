@@ -12,6 +12,7 @@ from pagetide_gateway import outlier
 from pagetide_gateway.figures import parse, stall_limit
 from pagetide_gateway.outlier import FAILURES_TO_EJECT, FIRST_EJECTION_S, GOOD, after_failure, takes_part
 from pagetide_gateway.registry import Replica
+from pagetide_gateway.routing import ExpectedTime
 
 
 def after(count: int, now: float = 0.0, standing=GOOD):
@@ -71,12 +72,110 @@ async def test_one_that_answers_500_is_set_aside_and_comes_back(start_replicas, 
 
 
 async def test_where_all_fail_all_are_tried(start_replicas, start_gateway):
-    (bad,) = await start_replicas(1)
-    bad.answer = answer_500
-    front = await start_gateway(bad)
-    for _ in range(FAILURES_TO_EJECT + 2):
+    replicas = await start_replicas(2)
+    for replica in replicas:
+        replica.answer = answer_500
+    front = await start_gateway(*replicas)
+    for _ in range(2 * FAILURES_TO_EJECT + 4):
         async with front.post({"model": "m"}) as response:
             assert response.status == 500
+    assert await front.metric('pagetide_gateway_ejections_total{model_name="m"}') == 2
+    assert all(len(r.requests) > FAILURES_TO_EJECT for r in replicas)
+
+
+async def break_off(request: web.Request) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+    await response.prepare(request)
+    await response.write(b"data: 1\n\n")
+    await asyncio.sleep(0.02)
+    request.transport.abort()
+    return response
+
+
+async def test_one_that_breaks_every_stream_is_set_aside_and_longer_each_time(
+    start_replicas, start_gateway, monkeypatch
+):
+    """The head of an answer that breaks off is no success."""
+    monkeypatch.setattr(outlier, "FIRST_EJECTION_S", 0.3)
+    (bad,) = await start_replicas(1)
+    bad.answer = break_off
+    front = await start_gateway(bad)
+    (replica,) = front.registry.find("m").replicas.values()
+
+    async def ask() -> None:
+        async with front.post({"model": "m", "stream": True}) as response:
+            assert '"error"' in await response.text()
+
+    for _ in range(FAILURES_TO_EJECT):
+        await ask()
+    assert replica.standing.ejections == 1
+    await asyncio.sleep(0.3)
+    await ask()  # its trial
+    assert replica.standing.ejections == 2
+    assert replica.standing.until - asyncio.get_running_loop().time() > 0.4
+
+
+async def test_a_refusal_of_what_a_client_wrote_ends_no_trial(start_replicas, start_gateway):
+    (replica,) = await start_replicas(1)
+
+    async def refuse(request: web.Request) -> web.StreamResponse:
+        return web.json_response({"error": {"message": "no such field"}}, status=400)
+
+    replica.answer = refuse
+    front = await start_gateway(replica)
+    (seen,) = front.registry.find("m").replicas.values()
+    seen.standing = after(FAILURES_TO_EJECT - 1)
+    async with front.post({"model": "m"}) as response:
+        assert response.status == 400
+    assert seen.standing == after(FAILURES_TO_EJECT - 1)
+
+
+async def test_a_client_that_does_not_read_is_not_held_against_the_replica(start_replicas, start_gateway, until):
+    (replica,) = await start_replicas(1)
+    piece, done = b"data: " + b"x" * 100_000 + b"\n\n", asyncio.Event()
+    unread = 0
+
+    async def much(request: web.Request) -> web.StreamResponse:
+        nonlocal unread
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        for _ in range(400):
+            await response.write(piece)
+            unread += 1
+        await response.write(b"data: [DONE]\n\n")
+        done.set()
+        return response
+
+    replica.answer = much
+    front = await start_gateway(replica, stall_s=0.4)
+    async with front.post({"model": "m", "stream": True}) as response:
+        before = -1
+        while before != unread:  # until all buffers are full
+            before = unread
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(1)
+        assert not done.is_set(), "the test must be larger than the buffers"
+        text = await response.text()
+    assert text.endswith("data: [DONE]\n\n")
+    assert await front.metric('pagetide_gateway_ejections_total{model_name="m"}') == 0
+
+
+async def test_figures_that_are_no_numbers_do_not_end_the_watch_over_others(start_replicas, start_gateway):
+    odd, bad = await start_replicas(2)
+
+    async def metrics() -> str:
+        return 'pagetide_kv_capacity_tokens{model_name="m"} NaN\npagetide_max_num_seqs{model_name="m"} +Inf\n'
+
+    odd.metrics = metrics
+    front = await start_gateway(odd, bad, stall_s=0.4, make_router=ExpectedTime)
+    for i in range(4):  # the router compares the figures with what it has sent
+        async with front.post({"model": "m", "prompt": str(i) * 1000}) as response:
+            assert response.status == 200
+    assert odd.requests
+    await asyncio.sleep(0.3)  # the figures have been read
+    bad.answer = odd.answer = hang
+    async with asyncio.timeout(5), front.post({"model": "m", "stream": True}) as response:
+        assert response.status == 502
 
 
 async def hang(request: web.Request) -> web.StreamResponse:
@@ -165,3 +264,13 @@ pagetide_request_queue_seconds_bucket{le="0.1",model_name="m"} 9.0
     figures, work = parse('vllm:num_requests_running{engine="0"} 5\nvllm:generation_tokens_total 7e3\n')
     assert (figures.running, work) == (5, 7000)
     assert parse("<html>")[1] is None
+
+
+def test_figures_of_several_engines_are_added_and_those_that_are_none_left_out():
+    text = """vllm:num_requests_running{engine="0"} 5
+vllm:num_requests_running{engine="1"} 7
+vllm:num_requests_waiting{engine="0"} NaN
+pagetide_kv_capacity_tokens +Inf
+"""
+    figures, work = parse(text)
+    assert (figures.running, figures.waiting, figures.capacity_tokens, work) == (12, None, None, None)

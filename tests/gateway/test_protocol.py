@@ -59,6 +59,18 @@ async def test_a_huge_head_is_431(start_gateway):
     assert answer.startswith(b"HTTP/1.1 431 ")
 
 
+async def test_a_huge_head_is_431_though_it_comes_in_one_piece(start_gateway, until):
+    front = await start_gateway()
+    connections = front.server.server_state.connections
+    reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
+    await until(lambda: bool(connections))
+    (ours,) = connections
+    ours.data_received(b"GET /livez HTTP/1.1\r\nhost: x\r\nx: " + b"y" * protocol.MOST_HEAD_BYTES + b"\r\n\r\n")
+    async with asyncio.timeout(5):
+        assert (await reader.read()).startswith(b"HTTP/1.1 431 ")
+    writer.close()
+
+
 @pytest.mark.usefixtures("impatient")
 async def test_a_long_answer_is_not_cut_by_what_its_client_sends_meanwhile(start_replicas, start_gateway):
     (replica,) = await start_replicas(1)

@@ -8,8 +8,9 @@ from collections import Counter
 
 import pytest
 
-from pagetide_gateway.prefix_index import PrefixIndex
+from pagetide_gateway.prefix_index import MAX_BLOCKS, PrefixIndex
 from pagetide_gateway.rate import FleetRate
+from pagetide_gateway.registry import ALL_BLOCKS, Registry
 from pagetide_gateway.rendezvous import highest
 from pagetide_gateway.replica_load import STALE_S, ReplicaLoad
 from pagetide_gateway.routing import ExpectedTime, Figures, Prompt, RoundRobin, Ticket
@@ -222,11 +223,49 @@ def test_a_full_batch_means_waiting_for_a_place():
     assert {router.choose(prompt(100 + i), ("a", "b"), 0.1).replica for i in range(20)} == {"b"}
 
 
+def test_one_odd_prompt_does_not_resize_what_is_remembered():
+    router = ExpectedTime()
+    for i in range(100):
+        done(router, go(router, prompt(*range(20 * i, 20 * i + 20), block_tokens=50), i), i)
+    router.observe("a", Figures(capacity_tokens=50_000), 100.0)
+    index = router._load("a").index
+    before = index.capacity
+    done(router, go(router, prompt(-1, block_tokens=128), 101), 101)
+    done(router, go(router, prompt(block_tokens=1e-6), 102), 102)
+    router.observe("a", Figures(capacity_tokens=50_000), 103.0)
+    assert index.capacity == pytest.approx(before, rel=0.05)
+
+
+def test_what_is_refused_says_nothing_of_how_long_answers_take():
+    load = ReplicaLoad(FleetRate())
+    load.observe(Figures(max_running=1, running=1), 0.0)
+    before = load.wait_s(0.0)
+    ticket = Ticket("a", 1.0, 0.0)
+    load.add(ticket, (), 1.0, 0.0, 1.0)
+    load.remove(ticket, 0.001, is_whole=False)
+    assert load.wait_s(0.001) == before > 0
+
+
+def test_all_indexes_together_are_bounded():
+    registry = Registry()
+    registry.put("m", {f"m-{i}": f"http://{i}" for i in range(10)})
+    first = registry.find("m").router._load("m-0").index
+    registry.put("n", {f"n-{i}": f"http://1{i}" for i in range(90)})
+    first.resize(10**9)
+    assert first.capacity * 100 <= ALL_BLOCKS
+    registry.remove("n")
+    first.resize(10**9)
+    assert first.capacity == MAX_BLOCKS
+
+
 def test_ten_thousand_random_prefixes_leave_memory_bounded():
     router, generator = ExpectedTime(), random.Random(1)
     for name in ABC:
         router.observe(name, Figures(capacity_tokens=50_000), 0.0)
     for i in range(10_000):
+        if i % 1000 == 500:  # once it is known how many tokens a block has
+            for name in ABC:
+                router.observe(name, Figures(capacity_tokens=50_000), i / 100)
         what = prompt(*(generator.getrandbits(64) for _ in range(20)), block_tokens=50)
         done(router, go(router, what, i / 100), i / 100)
     sizes = [len(router._load(name).index) for name in ABC]

@@ -99,7 +99,8 @@ MODELS = ["hf://a/b", "s3://a", "pvc://c/x/../y", "file:///x", "pvc://c/..", "fi
 EXAMPLES = {
     (): [
         *({"replicas": 1}, {"autoscaling": {}}, {"replicas": 1, "autoscaling": {}}, {}),
-        *({"cache": {"size": "1Gi"}, **more} for more in ({}, {"replicas": 1}, {"replicas": 2}, {"autoscaling": {}})),
+        *({"cache": {"size": "1Gi"}, **more} for more in ({}, {"replicas": 1}, {"replicas": 2})),
+        *({"cache": {"size": "1Gi"}, "autoscaling": {"maxReplicas": most}} for most in (1, 2)),
         {"cache": {"pvc": "c"}, "replicas": 2},
     ],
     ("model",): [{"uri": u} for u in MODELS] + [{"uri": u, "revision": "v1"} for u in MODELS],

@@ -48,6 +48,7 @@ DEEP = "[" * 3000
         pytest.param(file(model=NAMED + r'servedName: "\ud800"'), ["servedName", "U+D800"], id="a lone surrogate"),
         pytest.param(file(model=NAMED + r'servedName: "x\0y"'), ["servedName", "U+0000"], id="NUL in a name"),
         pytest.param(file(model=NAMED + r'revision: "x\0y"'), ["revision", "U+0000"], id="NUL in a revision"),
+        pytest.param(file(more=", startupSeconds: .nan"), ["startupSeconds", "a finite number"], id="not a number"),
         pytest.param(
             file(more=r', template: {env: [{name: A, value: "x\0y"}]}'),
             ["spec.template.env[0].value", "U+0000"],

@@ -118,7 +118,7 @@ class Scaler:
             self._telemetry.forget_scaling(name)
 
     async def _undrain_all(self, name: Name) -> None:
-        """Nobody removes a draining pod of a service that is not scaled, or not now."""
+        """Nobody removes a draining pod of a service that is paused or not scaled any more."""
         for pod in self._pods(name):
             if ANNOTATION_DRAINING in (pod["metadata"].get("annotations") or {}):
                 await self._patch(name, pod["metadata"]["uid"], undrain_patch(), "stays")
@@ -189,13 +189,11 @@ class Scaler:
             await self._patch(name, step.drain, drain_patch(self._clock()), "drains, to leave")
 
     async def _patch(self, name: Name, uid: str, patch: Object, word: str) -> None:
-        pod = next((p for p in self._pods(name) if p["metadata"]["uid"] == uid), None)
-        if pod is None:
-            return
-        logger.info("%s/%s: pod %s %s", *name, pod["metadata"]["name"], word)
-        written = await act.patch_pod(self._client, pod, patch)
-        if written is not None:
-            self._store.put("Pod", written)
+        for pod in (p for p in self._pods(name) if p["metadata"]["uid"] == uid):
+            logger.info("%s/%s: pod %s %s", *name, pod["metadata"]["name"], word)
+            written = await act.patch_pod(self._client, pod, patch)
+            if written is not None:
+                self._store.put("Pod", written)
 
     async def _write(self, name: Name, service: InferenceService, step: Step, wake: float | None) -> bool:
         """Put the new number into the status, where `reconcile` finds it, and tell everybody; whether it was done.

@@ -129,7 +129,9 @@ class Autoscaler:
         leaver, *others = draining
         rest = tuple(r.name for r in others)
         if self._is_drained(leaver, drain_s, now):
-            return Step(self._reason or decision, fleet.desired - 1, remove=leaver.name, undrain=rest)
+            # Why it drains, unless the number has changed since: another may have left in its place.
+            reason = self._reason if self._reason and self._reason.current == fleet.desired else decision
+            return Step(reason, fleet.desired - 1, remove=leaver.name, undrain=rest)
         return Step(decision, fleet.desired, undrain=rest)
 
     def _begin(self, decision: Decision, fleet: Fleet, now: float) -> Step:

@@ -20,6 +20,8 @@ TOLERANCE = 0.1
 SHRINK_MARGIN = 1.2
 # A long queue says little about how much is missing: no more than twice as many at once.
 MOST_GROWTH = 2.0
+# No signal asks for more, however small its target is: so much is written into any status.
+MOST_REPLICAS = 1_000_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,6 +160,7 @@ def _held(seen: Observation, exact: float) -> int:
     is not known does neither. What is left after shrinking must hold some more, lest the next fluctuation bring
     back who has just left.
     """
+    exact = min(exact, MOST_REPLICAS)
     # Rounded, lest 0.1 * 3 / 0.3 take two.
     more = math.ceil(round(exact, 6))
     if more <= seen.desired:

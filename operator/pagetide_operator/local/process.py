@@ -73,6 +73,8 @@ def free_port(taken: Collection[int]) -> int:
 
 # As the server writes it: a log line of that level, or the one line of a command that ends.
 _ERROR = re.compile(r" ERROR |: error: ")
+# The runner's own probes are logged as well; they are no news to it.
+_ACCESS = " pagetide.access "
 
 
 def last_line(log: Path) -> str:
@@ -84,7 +86,7 @@ def last_line(log: Path) -> str:
             lines = file.read().decode("utf-8", "replace").splitlines()
     except OSError:
         return ""
-    said = [line.strip() for line in reversed(lines) if line.strip()]
+    said = [line.strip() for line in reversed(lines) if line.strip() and _ACCESS not in line]
     # Requests that were under way may still be logged behind the reason.
     return next((line for line in said if _ERROR.search(line)), said[0] if said else "")
 

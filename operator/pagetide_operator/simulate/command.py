@@ -18,7 +18,7 @@ from pagetide_spec.errors import PagetideError, SettingError
 from pagetide_spec.traces import read
 
 from . import scaling_command
-from .numbers import above_zero
+from .numbers import MOST, above_zero
 from .routing import Fleet, compare
 
 
@@ -73,12 +73,11 @@ def _parser() -> Parser:
     scaling_command.add_flags(parser)
     group = parser.add_argument_group("the router alone, over a fixed fleet (--prefill-rate as well)")
     group.add_argument("--routing", action="store_true", help="replay only the router")
+    whole, blocks = above_zero(int, MOST), "blocks of the trace that a replica's prefix cache holds"
     for flag, kind, default, text in (
-        ("--replicas", int, fleet["replicas"], "number of replicas"),
-        ("--cache-blocks", int, fleet["cache_blocks"], "blocks of the trace that a replica's prefix cache holds"),
-        ("--decode-ms", float, 20.0, "milliseconds for each generated token"),
+        ("--replicas", whole, fleet["replicas"], "number of replicas"),
+        ("--cache-blocks", above_zero(int), fleet["cache_blocks"], blocks),
+        ("--decode-ms", above_zero(float), 20.0, "milliseconds for each generated token"),
     ):
-        group.add_argument(
-            flag, type=above_zero(kind), default=default, metavar="N", help=f"{text} (default: %(default)s)"
-        )
+        group.add_argument(flag, type=kind, default=default, metavar="N", help=f"{text} (default: %(default)s)")
     return parser

@@ -14,7 +14,7 @@ from pagetide_spec.resource import InferenceService, load_documents, parse
 from pagetide_spec.traces import read
 
 from .calibrate import calibrated
-from .numbers import above_zero
+from .numbers import MOST, above_zero
 from .plot import check_plot, draw
 from .scaling import Goals, Rivals, compare_scaling, loaded
 from .server import ServerModel
@@ -50,7 +50,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         )
     group.add_argument("--calibrate", metavar="FILE", help="what `pagetide bench --json FILE` measured on a real one")
     group = parser.add_argument_group("scaling: the load, the goals, and what is compared with")
-    whole, number = above_zero(int), above_zero(float)
+    whole, number = above_zero(int, MOST), above_zero(float)
     group.add_argument("--load", type=whole, default=1, metavar="N", help="each request so many times (default: 1)")
     group.add_argument(
         "--ttft-slo", type=number, default=Goals.ttft_s, metavar="SECONDS", help="goal (default: %(default)s)"

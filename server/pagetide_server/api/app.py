@@ -25,13 +25,14 @@ def create_app(context: Context, keys: list[str]) -> ASGIApp:
     """The application; `keys` are those of which a client must bring one, none meaning open to all."""
     app = FastAPI(title="Pagetide", version=context.version, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.context = context
-    for part in (completions, chat, models, tokenize, health):
-        app.include_router(part.router)
+    routers = [part.router for part in (completions, chat, models, tokenize, health)]
+    for router in routers:
+        app.include_router(router)
     for kind in (errors.ApiError, PagetideError, HTTPException, RequestValidationError, Exception):
         app.add_exception_handler(kind, errors.handle)
     document = app.openapi
     app.openapi = lambda: with_bodies(document(), BODIES)  # type: ignore[method-assign]
-    outer: ASGIApp = Edge(app, context, keys)
+    outer: ASGIApp = Edge(app, context, keys, [route for router in routers for route in router.routes])
     if context.config.cors_origins:
         outer = CORSMiddleware(outer, **_cors(context.config.cors_origins))
     return outer

@@ -11,7 +11,7 @@ import uuid
 from typing import Any
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from pagetide_spec.names import HEADER_REQUEST_ID
 
@@ -19,6 +19,8 @@ from .errors import invalid
 from .short_way import SHORT_WAY, Outgoing, ShortWay
 
 _FRAMING = (b"content-length", b"transfer-encoding")
+# Bytes of a request's head. The parser copies a growing header again with every piece of it that comes.
+MAX_HEAD = 2**20
 
 
 class TimedProtocol(HttpToolsProtocol):
@@ -30,6 +32,7 @@ class TimedProtocol(HttpToolsProtocol):
     head_timeout_s = 30.0
     outgoing = Outgoing()
     _head_timer: asyncio.TimerHandle | None = None
+    _head_size = 0
 
     @classmethod
     def with_timeout(cls, seconds: float) -> type[TimedProtocol]:
@@ -39,11 +42,16 @@ class TimedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: Any) -> None:
         """A client connected."""
         super().connection_made(transport)
+        self._unanswered: list[RequestResponseCycle] = []
         self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is closed."""
         self._stop_timer()
+        # uvicorn tells only the last of several pipelined requests; it is an earlier one that is being answered.
+        for cycle in self._unanswered:
+            cycle.disconnected = not cycle.response_complete
+            cycle.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -51,11 +59,16 @@ class TimedProtocol(HttpToolsProtocol):
         if self._head_timer is None and (self.cycle is None or self.cycle.response_complete):
             self._start_timer()
         self._unset_keepalive_if_required()
+        size = len(data)
         try:
             while data:
                 data = self._feed(data)
         except httptools.HttpParserError:
             self.send_400_response("the request is no valid HTTP")
+            return
+        self._head_size = 0 if self._head_timer is None else self._head_size + size
+        if self._head_size > MAX_HEAD:
+            self.send_400_response(f"the request's head is larger than {MAX_HEAD} bytes")
 
     def on_headers_complete(self) -> None:
         """A request's head is complete."""
@@ -65,6 +78,7 @@ class TimedProtocol(HttpToolsProtocol):
             # ASGI's types know no extension of a server's own.
             extensions: Any = {SHORT_WAY: ShortWay(self.cycle, self.outgoing)}
             self.cycle.scope["extensions"] = extensions
+            self._unanswered = [cycle for cycle in self._unanswered if not cycle.response_complete] + [self.cycle]
 
     def on_message_complete(self) -> None:
         """A request is complete, unless it offers to change the protocol: then its body is still to be read."""
@@ -73,7 +87,9 @@ class TimedProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what is no HTTP, with an error object unless that would land inside another answer, and hang up."""
-        if self.cycle is not None and not self.cycle.response_complete:
+        cycle = self.cycle
+        breaks_off = cycle is not None and cycle.more_body and not cycle.response_started and not self.pipeline
+        if cycle is not None and not cycle.response_complete and not breaks_off:
             self.transport.close()
             return
         response = invalid(msg).response({"connection": "close", HEADER_REQUEST_ID: uuid.uuid4().hex})

@@ -11,6 +11,7 @@ from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
+from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pagetide_spec.names import HEADER_REQUEST_ID
@@ -74,10 +75,10 @@ def too_large(limit: int) -> ApiError:
 
 
 class Edge:
-    """The outermost ASGI application of a server."""
+    """The outermost ASGI application of a server; `routes` are those of `app`."""
 
-    def __init__(self, app: ASGIApp, context: Context, keys: Sequence[str]) -> None:
-        self._app, self._context = app, context
+    def __init__(self, app: ASGIApp, context: Context, keys: Sequence[str], routes: Sequence[BaseRoute]) -> None:
+        self._app, self._context, self._routes = app, context, routes
         self._keys = [key.encode() for key in keys]
         self._limit = int(context.config.max_body_mib * 2**20)
 
@@ -110,7 +111,7 @@ class Edge:
             await self._app(scope, limited, call.send)
 
     def _count(self, scope: Scope, call: _Call) -> None:
-        route = getattr(scope.get("route"), "path", UNMATCHED)
+        route = getattr(scope.get("route"), "path", None) or self._route(scope)
         # 499: the client left before it had an answer.
         code = call.status or 499
         self._context.metrics.http(route, code)
@@ -122,6 +123,11 @@ class Edge:
             fields = call.fields()
             level = logging.DEBUG if quiet else logging.INFO
             access.log(level, "%s", _line(scope, code, fields), extra=fields)
+
+    def _route(self, scope: Scope) -> str:
+        """The path template of a request that was refused before it came to its route."""
+        found = (route for route in self._routes if route.matches(scope)[0] is not Match.NONE)
+        return getattr(next(found, None), "path", UNMATCHED)
 
 
 class _Call:

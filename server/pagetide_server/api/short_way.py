@@ -31,10 +31,14 @@ class Outgoing:
             self.flush()
 
     def flush(self) -> None:
-        """Write everything now."""
+        """Write everything now, but what is for a connection that closed meanwhile.
+
+        Its transport would raise, and the other streams' pieces would be lost.
+        """
         pieces, self._pieces = self._pieces, []
         for transport, data in pieces:
-            transport.write(data)
+            if not transport.is_closing():
+                transport.write(data)
 
 
 class ShortWay:

@@ -40,7 +40,7 @@ def _counts(summary: Summary) -> list[str]:
         share = summary.cached_tokens / max(1, summary.prompt_tokens)
         rows.append(("prefix-cache hits", f"{summary.cached_tokens:,} input tokens ({share:.1%})"))
     rows += [(f"  failed: {reason}", _failure(summary, reason)) for reason in summary.failed]
-    return [f"{name:22}{text}" for name, text in rows]
+    return [f"{name:21} {text}" for name, text in rows]
 
 
 def _failure(summary: Summary, reason: str) -> str:

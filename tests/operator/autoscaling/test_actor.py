@@ -176,6 +176,20 @@ async def test_one_leaves_after_it_was_drained(world):
     assert world.status["autoscaling"]["decisions"][-1]["limiter"] == "OneAtATime"
 
 
+async def test_a_leaver_that_another_left_in_place_of_leaves_next(world):
+    """A ReplicaSet takes one that is not ready before the one that was chosen."""
+    world.add_pods("a", "b", "c")
+    world.store.resource(("ns", "llm"))["status"]["desiredReplicas"] = 3
+    world.loads = {"a": {"running": 1}, "c": {"running": 1}}
+    await world.tick()
+    assert ANNOTATION_DRAINING in world.annotations("b")
+    await world.tick()
+    assert world.status["desiredReplicas"] == 2
+    world.store.remove("Pod", world.store._objects["Pod"]["ns", "c"])
+    await world.tick(count=4)
+    assert world.status["desiredReplicas"] == 1
+
+
 @pytest.mark.parametrize("fraction", [0.0, 0.75])
 async def test_a_leaver_waits_until_gateways_know(world, fraction):
     world.now += fraction
@@ -223,17 +237,6 @@ async def test_a_leaver_is_marked_until_it_is_gone_lest_a_busy_one_goes_in_its_p
     await world.tick()
     assert world.status["desiredReplicas"] == 2
     assert ANNOTATION_DRAINING not in world.annotations("a"), "both are wanted again"
-
-
-async def test_a_paused_service_keeps_no_leaver_that_nobody_would_remove(world):
-    world.add_pods("a", "b")
-    world.store.resource(("ns", "llm"))["status"]["desiredReplicas"] = 2
-    await world.tick()
-    assert ANNOTATION_DRAINING in world.annotations("a")
-    paused = {"metadata": {"annotations": {ANNOTATION_PAUSED: "true"}, "resourceVersion": "999"}}
-    world.store.put(KIND, merged(world.store.resource(("ns", "llm")), paused))
-    await world.tick()
-    assert ANNOTATION_DRAINING not in world.annotations("a")
 
 
 @pytest.mark.parametrize(
@@ -468,6 +471,16 @@ async def test_a_paused_service_is_left_alone(world, service):
     assert world.status == {}
     assert world.asked == []
     assert world.scaler.verdicts(("ns", "llm"))[0].reason == "Paused"
+
+
+async def test_a_service_that_is_paused_in_the_midst_of_draining_keeps_no_leaver(world, service):
+    world.add_pods("a", "b")
+    world.store.resource(("ns", "llm"))["status"]["desiredReplicas"] = 2
+    await world.tick()
+    assert ANNOTATION_DRAINING in world.annotations("a")
+    world.store.put(KIND, service(autoscaling=QUICK, annotations={ANNOTATION_PAUSED: "true"}))
+    await world.tick()
+    assert ANNOTATION_DRAINING not in world.annotations("a"), "nobody removes it, and it would get no requests"
 
 
 async def test_what_a_gone_service_exported_goes_with_it(world):

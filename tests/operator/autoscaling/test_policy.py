@@ -43,6 +43,13 @@ def test_by_batch(scaling, load, desired, loads, missing, wanted):
     assert asked(seen, scaling(), "batch") == wanted
 
 
+@pytest.mark.parametrize("target", [5e-324, 1e-300, 1e-20], ids=lambda t: f"a target of {t}")
+def test_a_target_next_to_nothing_asks_for_a_number_that_can_be_written(scaling, load, target):
+    settings = scaling(targets={"batchUtilization": target, "kvCacheUtilization": target, "queueTimeSeconds": target})
+    seen = Observation(1, [load(running=1, kv_used=1, demand=1.0)], rate=1.0)
+    assert [asked(seen, settings, s) for s in ("batch", "memory", "prompt")] == [1_000_000] * 3
+
+
 @pytest.mark.parametrize(
     ("desired", "used", "wanted"),
     [

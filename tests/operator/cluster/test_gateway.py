@@ -182,3 +182,64 @@ async def is_listed(front):
             return "llm" in await response.text()
     except aiohttp.ClientError:
         return False
+
+
+def scaled(cluster, **autoscaling):
+    """A service that the autoscaler has in its hands."""
+    quick = {"scaleDown": {"stabilizationWindowSeconds": 0}}
+    manifest = talking(cluster, "llm", autoscaling={"maxReplicas": 3, "behavior": quick, **autoscaling})
+    del manifest["spec"]["replicas"]
+    manifest["spec"] |= {"drainSeconds": 30, "engine": {"shutdownTimeoutS": 10}}
+    return manifest
+
+
+async def pods_alive(cluster):
+    return [p["metadata"]["name"] for p in await cluster.list("Pod") if "deletionTimestamp" not in p["metadata"]]
+
+
+async def test_a_hundred_first_requests_wake_a_sleeping_service(cluster, front, operator):
+    await cluster.create(scaled(cluster, minReplicas=0, idleSeconds=3))
+
+    async def sleeps():
+        return (await cluster.condition("llm"))["reason"] == "ScaledToZero" and not await pods_alive(cluster)
+
+    await cluster.until(sleeps, 90, lambda: cluster.service("llm"))
+    await cluster.until(lambda: is_listed(front), 20)
+    asking = [asyncio.create_task(front.post("llm", seed=i, prompt=uuid.uuid4().hex)) for i in range(100)]
+    answers = await asyncio.gather(*asking)
+    assert [(status, text) for status, _, text in answers if status != 200] == []
+
+
+async def test_no_stream_is_cut_while_load_comes_and_goes(cluster, front, operator):
+    await cluster.create(scaled(cluster))
+    await cluster.ready("llm")
+    await cluster.until(lambda: front.answers("llm"), 20)
+    wanted, texts = 16, []
+
+    async def client(number):
+        while number < wanted:
+            texts.append(await whole_stream(front))
+
+    clients = [asyncio.create_task(client(i)) for i in range(wanted)]
+
+    def are(count):
+        async def check():
+            return len(await pods_alive(cluster)) == count
+
+        return check
+
+    await cluster.until(are(3), 90, lambda: cluster.service("llm"))
+    wanted = 3
+    await cluster.until(are(1), 120, lambda: cluster.service("llm"))
+    wanted = 0
+    await asyncio.gather(*clients)
+    assert [t for t in texts if t.count("data: ") != 31 or "error" in t] == []
+
+
+async def whole_stream(front):
+    body = {"model": "llm", "prompt": uuid.uuid4().hex, "stream": True, "max_tokens": 30}
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"{front.url}/v1/completions", json=body) as response,
+    ):
+        return await response.text()

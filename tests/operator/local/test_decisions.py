@@ -195,6 +195,7 @@ def test_describe_exit(code, text):
     [
         pytest.param(b"one\ntwo\n", "two", id="the last line"),
         pytest.param(b"one\n\n  \n", "one", id="blank lines do not count"),
+        pytest.param(b"loading\n12:00 INFO pagetide.access 127.0.0.1 GET /readyz 503\n", "loading", id="no probes"),
         pytest.param(b"x" * 10_000 + b"\nend", "end", id="only the end is read"),
         pytest.param(b"\xff\xfe\n", "\ufffd\ufffd", id="bytes that are no text"),
         pytest.param(b"", "", id="an empty log"),

@@ -9,7 +9,8 @@ import pytest
 from pagetide_gateway.routing import ExpectedTime, RoundRobin
 from pagetide_operator.simulate.command import main
 from pagetide_operator.simulate.routing import Fleet, Replay, compare, pooled_hit_ratio, quantile
-from pagetide_spec.traces import BLOCK_TOKENS, Row
+from pagetide_spec.errors import SettingError
+from pagetide_spec.traces import BLOCK_TOKENS, Row, parse
 
 B = BLOCK_TOKENS
 ONE = Fleet(replicas=1, cache_blocks=10, prefill_rate=1024, decode_s=0.1)
@@ -104,6 +105,7 @@ def test_the_command_prints_a_table(trace, capsys):
     ("arguments", "named"),
     [
         pytest.param(["--replicas", "0"], "--replicas", id="no replica"),
+        pytest.param(["--replicas", "1000000000"], "--replicas", id="a fleet without end"),
         pytest.param(["--prefill-rate", "nan"], "--prefill-rate", id="no number"),
         pytest.param(["--json", "/no/such/folder/x"], "--json", id="cannot be written"),
         pytest.param(["--trace", "/no/such/file"], "--trace", id="no such trace"),
@@ -116,3 +118,8 @@ def test_a_wrong_call_is_named(trace, arguments, named, capsys):
         code = error.code
     assert code == 2
     assert named in capsys.readouterr().err
+
+
+def test_a_trace_without_requests_is_refused():
+    with pytest.raises(SettingError, match="has no requests"):
+        parse("TIMESTAMP,ContextTokens,GeneratedTokens\n", "empty.csv")

@@ -194,7 +194,9 @@ def test_bench_calibrates_the_model(files, tmp_path):
         pytest.param(["{fixed}"], "has no spec.autoscaling", id="a service that is not scaled"),
         pytest.param([], "give either --routing or a service's FILE", id="neither"),
         pytest.param(["{service}", "--routing"], "give either --routing or a service's FILE", id="both"),
-        pytest.param(["{service}", "--step-ms=0"], "must be above 0", id="a step of no time"),
+        pytest.param(["{service}", "--step-ms=0"], "must be above 0 and finite", id="a step of no time"),
+        pytest.param(["{service}", "--load=1000000000"], "at most 10000", id="more than memory holds"),
+        pytest.param(["{service}", "--fixed=1000000000"], "at most 10000", id="a fleet without end"),
     ],
 )
 def test_wrong_calls_are_one_clear_line(files, tmp_path, capsys, arguments, words):

@@ -132,6 +132,17 @@ def test_http_requests_are_counted_by_route_and_code(server):
     assert [count(*row) - b for row, b in zip(rows, before, strict=True)] == [1, 1, 1, 1]
 
 
+def test_requests_that_are_refused_at_the_door_are_counted_by_their_route(launch):
+    with launch("--api-key", "secret", "--max-body-mib", "0.001") as server:
+        server.post("/v1/completions", prompt="x")
+        server.http.get("/v1/models/other")
+        server.http.post("/v1/chat/completions", content=b" " * 2000, headers={"authorization": "Bearer secret"})
+        server.http.get("/what/ever")
+        rows = [("/v1/completions", 401), ("/v1/models/{name:path}", 401), ("/v1/chat/completions", 413)]
+        for route, code in [*rows, ("unmatched", 401)]:
+            assert server.metric("pagetide_http_requests_total", route=route, code=str(code)) == 1
+
+
 def test_the_end_of_a_histogram_is_its_count(server):
     for family in families(server):
         if family.type != "histogram":

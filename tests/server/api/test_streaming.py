@@ -44,10 +44,15 @@ class Flow:
 
 
 class Transport:
-    def __init__(self, log):
-        self._log = log
+    def __init__(self, log, closing=False):
+        self._log, self._closing = log, closing
+
+    def is_closing(self):
+        return self._closing
 
     def write(self, data):
+        if self._closing:
+            raise RuntimeError("the handler is closed")
         self._log.append(data)
 
 
@@ -93,6 +98,15 @@ async def test_pieces_are_written_in_groups_and_at_the_latest_in_the_next_turn()
     assert log == [b"%d" % number for number in range(GROUP)]
     await asyncio.sleep(0)
     assert log == [b"%d" % number for number in range(GROUP + 2)]
+
+
+async def test_a_connection_that_closed_loses_no_other_streams_pieces():
+    log = []
+    outgoing, closed, transport = Outgoing(), Transport(log, closing=True), Transport(log)
+    outgoing.add(closed, b"lost")
+    outgoing.add(transport, b"kept")
+    outgoing.flush()
+    assert log == [b"kept"]
 
 
 @pytest.mark.parametrize("leaves", [True, False], ids=["the client leaves", "the server's task is cancelled"])

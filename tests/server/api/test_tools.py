@@ -83,6 +83,13 @@ HERMES_TWO = """Let me see.
         ),
         pytest.param(HermesParser, '<tool_call>{"a": 1}</tool_call>', '{"a": 1}', "", [], id="hermes: no call inside"),
         pytest.param(
+            HermesParser, "So <tool_call>f(1)</tool_call><tool_call>g</tool_call>", "Sof(1)g", "", [],
+            id="hermes: no object inside",
+        ),
+        pytest.param(Llama3Parser, "<|python_tag|>f(1)", "<|python_tag|>f(1)", "", [], id="llama3: code behind a tag"),
+        pytest.param(MistralParser, "[TOOL_CALLS] f and g", "f and g", "", [], id="mistral: no object behind the mark"),
+        pytest.param(MistralParser, "[TOOL_CALLS][]", "", "", [], id="mistral: an empty list"),
+        pytest.param(
             Llama3Parser, ' {"name": "f", "parameters": {"a": 1}}; {"name": "g", "parameters": {}}', "", "",
             [("f", '{"a": 1}'), ("g", "{}")], id="llama3: two calls",
         ),

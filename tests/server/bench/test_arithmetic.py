@@ -12,6 +12,7 @@ import pytest
 from pagetide_server.bench.figures import CUT_OFF, Distribution, Outcome, distribution, summarize
 from pagetide_server.bench.flags import parse as parse_flags
 from pagetide_server.bench.prompts import Prompts, Ruler, ruler
+from pagetide_server.bench.report import table
 from pagetide_server.bench.scrape import queue_time
 from pagetide_server.bench.shapes import Lengths, Mix, Shape, closed, lengths, made_up, poisson, replayed, within
 from pagetide_server.bench.slo import slo
@@ -95,6 +96,8 @@ MOONCAKE = """\
 
 {"timestamp": 1000, "input_length": 5, "output_length": 0, "hash_ids": []}
 """
+LATE = '{"timestamp": 1e15, "input_length": 1, "output_length": 1}'
+LONG = '{"timestamp": 0, "input_length": 10000000000, "output_length": 1}'
 AZURE = """\
 TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:15:59.5000000,374,44
@@ -122,6 +125,9 @@ def test_a_trace_is_read(text, rows):
         pytest.param(AZURE + "2023-11-16 18:16:01,1\n", "line 4:", id="a column is missing"),
         pytest.param(MOONCAKE + '{"timestamp": 1}', "line 4: Object missing required field", id="a field is missing"),
         pytest.param('{"timestamp": 1, "input_length": 0, "output_length": 1}', "line 1: lengths", id="no input"),
+        pytest.param("TIMESTAMP,ContextTokens,GeneratedTokens\n", "has no requests", id="a heading alone"),
+        pytest.param(f"{MOONCAKE}{LATE}", r"spans 1.16e\+07 days", id="times in another unit"),
+        pytest.param(LONG, "line 1: lengths must be at most 1000000000", id="a prompt of more than any model takes"),
     ],
 )
 def test_a_wrong_trace_is_told_by_its_line(text, problem):
@@ -302,6 +308,11 @@ def test_a_summary_of_nothing():
     assert (got.ok, got.seconds, got.error_rate) == (0, 0, 0)
     assert set(got.rates.values()) == {0}
     assert set(got.latencies.values()) == {None}
+
+
+def test_a_long_reason_of_failure_stays_apart_from_its_count():
+    summary = summarize([outcome(10, 11, 12, failure="ConnectionRefusedError")])
+    assert "failed: ConnectionRefusedError 1" in table(summary, is_open_loop=False)
 
 
 # ---- limits

@@ -28,7 +28,7 @@ Tiny = Callable[[str], Path]
         pytest.param("80Gi", 80 << 30, id="as Kubernetes writes it"),
         pytest.param("24GB", 24 * 10**9, id="decimal"),
         pytest.param("0.5 gib", 1 << 29, id="a fraction, small letters"),
-        pytest.param("12345", 12345, id="bytes"),
+        pytest.param("2000000000", 2_000_000_000, id="bytes"),
     ],
 )
 def test_sizes(text: str, size: int) -> None:
@@ -161,6 +161,11 @@ def test_the_table_says_that_windows_save_nothing(tiny_model: Tiny, capsys: pyte
     ("argv", "problem"),
     [
         pytest.param(["/no/such"], "no such folder", id="no model"),
+        pytest.param(
+            ["TINY", "--device-memory=80"],
+            "--device-memory: '80': is a number of bytes; did you mean 80GiB?",
+            id="no unit",
+        ),
         pytest.param(["TINY", "--device-memory=much"], "--device-memory: 'much'", id="no size"),
         pytest.param(["TINY", "--lengths=1,x"], "--lengths: '1,x'", id="no lengths"),
         pytest.param(["TINY", "--lengths=\N{SUPERSCRIPT TWO}"], "--lengths: '\N{SUPERSCRIPT TWO}'", id="no digit"),

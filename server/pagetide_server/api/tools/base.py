@@ -7,6 +7,9 @@ from collections.abc import Callable
 from ..parts import Parts
 from .call import CallReader, begin, more, new_call_id
 
+# What may stand around and between the calls of a list.
+BETWEEN = " \t\r\n[],;"
+
 
 def held_back(text: str, marks: tuple[str, ...]) -> int:
     """How many of the last characters may be the beginning of a mark."""
@@ -43,16 +46,20 @@ class CallList:
     def __init__(self, emitter: CallEmitter) -> None:
         self._emitter = emitter
         self._reader: CallReader | None = None
+        self._outside = ""
+        self._opened = False
 
     def push(self, text: str, parts: Parts) -> None:
         """Take the next piece."""
         for character in text:
             if self._reader is None and character == "{":
-                self._reader = CallReader()
+                self._reader, self._opened = CallReader(), True
             if self._reader is not None:
                 self._reader.step(character)
                 if self._reader.done:
                     self._end_call(parts)
+            elif not self._opened:
+                self._outside += character
         if self._reader is not None:
             self._emitter.emit(self._reader, parts)
 
@@ -65,7 +72,9 @@ class CallList:
             parts.content += reader.raw
 
     def finish(self, parts: Parts) -> None:
-        """The text has ended: an object that never named a function is content."""
+        """The text has ended: an object that never named a function is content, and so is text without an object."""
         if self._reader is not None and self._reader.name is None:
             parts.content += self._reader.raw
-        self._reader = None
+        if not self._opened and self._outside.strip(BETWEEN):
+            parts.content += self._outside.strip()
+        self._reader, self._outside, self._opened = None, "", False

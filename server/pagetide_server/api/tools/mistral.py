@@ -38,8 +38,8 @@ class MistralParser:
             self._look_for_mark(parts, finished)
         if self._called and self._buffer:
             self._read(parts)
-        if finished and self._list is not None:
-            self._list.finish(parts)
+        if finished:
+            (self._list or self._named).finish(parts)
         return parts
 
     def _look_for_mark(self, parts: Parts, finished: bool) -> None:
@@ -91,6 +91,10 @@ class _NamedCalls:
                 arguments = ""
         if arguments:
             parts.tool_calls.append(more(self._index, arguments))
+
+    def finish(self, parts: Parts) -> None:
+        """The text has ended: what names no function that is called is content."""
+        parts.content += self._name.strip() if self._index < 0 else ""
 
     def _open(self, parts: Parts) -> None:
         name = self._name.replace(MARK, "").split(CALL_ID)[0].removesuffix(ARGS).strip()
