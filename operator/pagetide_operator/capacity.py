@@ -9,10 +9,12 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 import aiohttp
-from prometheus_client.parser import text_string_to_metric_families
 
-from pagetide_spec.metrics import SERVER_METRICS
-from pagetide_spec.names import PATH_METRICS, SERVER_PORT
+from pagetide_spec.names import PATH_METRICS
+
+from .autoscaling.samples import parse_sample
+from .autoscaling.scrape import fetched
+from .pods import address_of, is_ready
 
 logger = logging.getLogger(__name__)
 
@@ -34,13 +36,11 @@ class Capacity:
 
 def parsed(text: str) -> Capacity | None:
     """The capacity in a server's metrics, or None where they do not tell it."""
-    wanted = {SERVER_METRICS[n].full_name for n in ("kv_capacity_tokens", "max_num_seqs")}
-    samples = (s for family in text_string_to_metric_families(text) for s in family.samples)
-    found = {s.name: int(s.value) for s in samples if s.name in wanted}
-    if len(found) < len(wanted):
+    try:
+        sample = parse_sample(text, at=0.0)
+    except ValueError:
         return None
-    tokens, sequences = (found[SERVER_METRICS[n].full_name] for n in ("kv_capacity_tokens", "max_num_seqs"))
-    return Capacity(tokens, sequences)
+    return Capacity(int(sample.kv_capacity), int(sample.max_seqs))
 
 
 def total(pods: Iterable[Object], known: Mapping[str, Capacity]) -> Capacity | None:
@@ -50,16 +50,6 @@ def total(pods: Iterable[Object], known: Mapping[str, Capacity]) -> Capacity | N
         return None
     parts = [c for c in found if c is not None]
     return Capacity(sum(c.kv_tokens for c in parts), sum(c.max_concurrency for c in parts))
-
-
-def is_ready(pod: Object) -> bool:
-    """Whether a pod answers requests."""
-    conditions = pod.get("status", {}).get("conditions") or []
-    return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
-
-
-def _in_url(address: str) -> str:
-    return f"[{address}]" if ":" in address else address
 
 
 class Meter:
@@ -95,10 +85,12 @@ class Meter:
     async def _worker(self) -> None:
         while True:
             service, pod = await self._asked.get()
-            address = f"http://{_in_url(pod['status'].get('podIP', ''))}:{SERVER_PORT}"
+            address = address_of(pod)
+            if address is None:
+                continue
             try:
                 capacity = parsed(await self._fetch(address))
-            except (OSError, TimeoutError, ValueError) as error:
+            except Exception as error:  # noqa: BLE001 - whatever a pod says, the operator goes on
                 logger.debug("%s/%s: no metrics from %s: %r", *service, address, error)
                 continue
             if capacity is not None:
@@ -114,8 +106,7 @@ async def metrics_of(address: str) -> str:
     """
     timeout = aiohttp.ClientTimeout(total=2)
     try:
-        async with aiohttp.ClientSession(timeout=timeout) as session, session.get(address + PATH_METRICS) as reply:
-            reply.raise_for_status()
-            return await reply.text()
+        async with aiohttp.ClientSession(timeout=timeout) as session:
+            return await fetched(session, address + PATH_METRICS)
     except aiohttp.ClientError as error:
         raise OSError(str(error)) from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pagetide_spec.names import (
@@ -71,25 +71,29 @@ def children(
     template, whatever this version of the operator would write, so that an upgrade restarts nothing. While the model
     is being fetched they keep it, too, or are not made yet.
     """
+    version = version_of(service, platform.image, live, fetching)
     out = [
+        *_of_pods(service, fetching),
         _service(service, service.name, {}),
         _service(service, headless_name(service.name), {"clusterIP": "None"}),
+        *([_deployment(service, version, replicas, rollout)] if version is not None else []),
         _budget(service, platform),
     ]
-    version = version_of(service, platform.image, live, fetching)
-    if version is not None:
-        out.insert(2, _deployment(service, version, replicas, rollout))
-    if fetching.job is not None:
-        out.insert(0, fetching.job)
-    if service.cache is not None and service.cache.size is not None:
-        out.insert(0, _claim(service))
-    if "serviceAccountName" not in service.template:
-        out.insert(0, {**head("v1", "ServiceAccount", service, service.name), "automountServiceAccountToken": False})
     if platform.has_service_monitors:
         out.append(_monitor(service))
     if platform.has_inference_pools and service.endpoint_picker is not None:
         out.append(_pool(service, service.endpoint_picker))
     return [stamped(child) for child in out]
+
+
+def _of_pods(service: InferenceService, fetching: Fetching) -> Iterator[Manifest]:
+    """What must be there before pods: their account, their cache, and what fills it."""
+    if "serviceAccountName" not in service.template:
+        yield {**head("v1", "ServiceAccount", service, service.name), "automountServiceAccountToken": False}
+    if service.cache is not None and service.cache.size is not None:
+        yield _claim(service)
+    if fetching.job is not None:
+        yield fetching.job
 
 
 def wanted_replicas(service: InferenceService, status: Mapping[str, Any]) -> int:

@@ -19,6 +19,7 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 EVICTION_POLICY_SINCE = (1, 27)
+RETRY_SECONDS = 1.0
 
 
 class OperatorError(PagetideError):
@@ -26,7 +27,7 @@ class OperatorError(PagetideError):
 
 
 async def patiently(call: Callable[[], Awaitable[T]]) -> T:
-    """The result of a request, tried again each second while the server does not answer.
+    """The result of a request, tried again every RETRY_SECONDS while the server does not answer.
 
     Raises:
         OperatorError: the server refuses it, and will again.
@@ -38,7 +39,7 @@ async def patiently(call: Callable[[], Awaitable[T]]) -> T:
             if not error.is_temporary and error.code < 500:
                 raise OperatorError(f"API server: {error}") from error
             logger.warning("%s; trying again", error)
-            await asyncio.sleep(1)
+            await asyncio.sleep(RETRY_SECONDS)
 
 
 class Discovery:

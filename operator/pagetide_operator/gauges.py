@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 from pagetide_spec.metrics import OPERATOR_METRICS
 from pagetide_spec.names import ANNOTATION_DRAINING
 
-from .autoscaling.fleet import is_alive
+from .pods import is_alive, is_ready
 from .store import Name, Object, Store
 
 STATES = ("desired", "ready", "starting", "draining")
@@ -63,12 +63,6 @@ def conditions_of(store: Store, name: Name) -> dict[tuple[str, str], bool]:
     """(condition, reason) -> whether it holds, as the service's status says."""
     status = (store.resource(name) or {}).get("status") or {}
     return {(c["type"], c.get("reason", "")): c["status"] == "True" for c in status.get("conditions") or []}
-
-
-def is_ready(pod: Object) -> bool:
-    """Whether a pod answers, as its condition says."""
-    conditions = pod.get("status", {}).get("conditions") or []
-    return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
 
 
 def _family(name: str) -> GaugeMetricFamily:

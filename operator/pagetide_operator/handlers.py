@@ -14,7 +14,7 @@ import kubernetes.client
 
 from .client import authorization
 from .kinds import BY_NAME, CHILD_SELECTOR, RESOURCE, Kind
-from .store import Store
+from .store import Name, Store
 from .work import WorkQueue
 
 # A watch ends and starts anew after so many seconds even if all is quiet: kopf's streams can die without a sign.
@@ -36,13 +36,15 @@ class Sight:
         # By the monotonic clock.
         self.heard: dict[str, float] = {}
 
-    def saw(self, kind: str, event: Mapping[str, Any]) -> None:
-        """One event of kopf: `type` is None for objects listed at the start."""
+    def saw(self, kind: str, event: Mapping[str, Any]) -> set[Name]:
+        """One event of kopf, whose `type` is None for objects listed at the start; returns the services it concerns."""
         self.events[kind] = self.events.get(kind, 0) + 1
         self.heard[kind] = time.monotonic()
         change = self._store.remove if event["type"] == "DELETED" else self._store.put
-        for service in change(kind, event["object"]):
+        services = change(kind, event["object"])
+        for service in services:
             self._queue.add(service)
+        return services
 
 
 def registry_for(

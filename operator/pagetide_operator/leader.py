@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -51,7 +52,7 @@ class Leader:
     ) -> None:
         self._client, self._namespace, self._identity, self._clock = client, namespace, identity, clock
         self._observed = Observed()
-        self._renewed = -RENEW_DEADLINE
+        self._renewed = -math.inf
         self._observed_other = False
 
     async def elected(self) -> None:
@@ -75,13 +76,14 @@ class Leader:
         return self._clock() - self._renewed < RENEW_DEADLINE
 
     async def release(self) -> None:
-        """Give the Lease back, so that the next one need not wait.
+        """Give the Lease back, so that the next one need not wait; from here on `holds` says no.
 
         Raises:
             ApiError: it could not be written; it then runs out by itself.
         """
+        self._renewed = -math.inf
         lease = await self._read()
-        if lease is not None and lease["spec"].get("holderIdentity") == self._identity:
+        if lease is not None and (lease.get("spec") or {}).get("holderIdentity") == self._identity:
             await self._write(lease, "")
 
     async def _try(self, seconds: float = RENEW_DEADLINE) -> bool:
@@ -122,7 +124,7 @@ class Leader:
             body = {"apiVersion": _API_VERSION, "kind": "Lease", "metadata": metadata, "spec": spec}
             await self._client.request("POST", self._path, body=body)
         else:
-            body = {**lease, "spec": {**lease["spec"], **spec}}
+            body = {**lease, "spec": {**(lease.get("spec") or {}), **spec}}
             await self._client.request("PUT", f"{self._path}/{NAME}", body=body)
 
     @property

@@ -19,7 +19,7 @@ import kubernetes.client
 
 from pagetide_spec.names import FIELD_MANAGER
 
-from . import act, telemetry
+from . import act, health
 from .autoscaling.actor import Scaler
 from .capacity import Meter, metrics_of
 from .client import ApiError, Client, Fenced
@@ -31,6 +31,7 @@ from .kinds import BY_NAME, OPTIONAL
 from .leader import RENEW_DEADLINE, Leader
 from .reconcile import Reconciler
 from .store import Store
+from .telemetry import Telemetry
 from .watchdog import Watchdog
 from .work import WorkQueue
 
@@ -71,7 +72,7 @@ class Operator:
         self._store = Store()
         self._queue: WorkQueue[tuple[str, str]] = WorkQueue()
         self._sight = Sight(self._store, self._queue)
-        self._telemetry = telemetry.Telemetry()
+        self._telemetry = Telemetry()
         self._telemetry.waiting.set_function(lambda: len(self._queue))
         self._telemetry.services.set_function(lambda: len(self._store.resources()))
         self._telemetry.registry.register(StoreGauges(self._store, self._sight.heard))
@@ -92,7 +93,7 @@ class Operator:
             asyncio.get_running_loop().add_signal_handler(number, self.stop.set)
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(self._connection.close)
-            server = await telemetry.serve(self._telemetry, self._options.metrics_port, self._synced.is_set)
+            server = await health.serve(self._telemetry.registry, self._options.metrics_port, self._synced.is_set)
             stack.push_async_callback(server.cleanup)
             await self._until_stopped(self._run())
 
@@ -123,7 +124,7 @@ class Operator:
         loop = asyncio.get_running_loop()
 
         def saw(kind: str, event: Mapping[str, Any]) -> None:
-            loop.call_soon_threadsafe(self._sight.saw, kind, event)
+            loop.call_soon_threadsafe(self._saw, kind, event)
 
         registry = registry_for(saw, self._discovery.versions, self._configuration)
         stop, names = threading.Event(), self._options.namespaces
@@ -141,6 +142,11 @@ class Operator:
         finally:
             stop.set()
         raise OperatorError("the watches have ended")
+
+    def _saw(self, kind: str, event: Mapping[str, Any]) -> None:
+        """A watch event. A held request must not wait until a worker is free: the autoscaler hears of it at once."""
+        for name in self._sight.saw(kind, event):
+            self._scaler.noticed(name)
 
     async def _relist_for_ever(self) -> None:
         usual = self._options.resync_seconds
@@ -198,14 +204,14 @@ class Operator:
         self._telemetry.is_leader.set(1)
         await self._synced.wait()  # what was not seen yet would be taken for missing
         workers = (self._worker(reconciler) for _ in range(self._options.workers))
-        await asyncio.gather(self._scaler.run(), *workers)
+        # Not `gather`: it would leave the others at work when one has failed, and the Lease is given back then.
+        await self._until_stopped(self._scaler.run(), *workers)
 
     async def _worker(self, reconciler: Reconciler) -> None:
         while True:
             name = await self._queue.take()
             failed = True
             try:
-                self._scaler.noticed(name)
                 with self._telemetry.reconcile_seconds.time():
                     again = await reconciler.reconcile(name)
                 failed = False

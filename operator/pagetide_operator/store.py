@@ -68,7 +68,10 @@ class Store:
         owners = service_of(kind, known)
         if kind != KIND:
             for owner in owners:
-                self._children.get(owner, {}).pop((kind, name[1]), None)
+                left = self._children.get(owner, {})
+                left.pop((kind, name[1]), None)
+                if not left:
+                    self._children.pop(owner, None)
         return owners
 
     def replace(self, kind: str, found: Iterable[Object], version: str) -> set[Name]:

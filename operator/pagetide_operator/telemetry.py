@@ -1,16 +1,10 @@
-"""The operator's own metrics and health over HTTP: `/metrics`, `/livez`, `/readyz`."""
+"""What the operator counts of its own work; `health.py` tells it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from aiohttp import web
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-
-from pagetide_spec.errors import SettingError
 from pagetide_spec.metrics import OPERATOR_METRICS
-from pagetide_spec.names import PATH_HEALTH, PATH_LIVE, PATH_METRICS, PATH_READY
-from pagetide_spec.web import check_port
 
 from .autoscaling.policy import Decision
 
@@ -66,39 +60,3 @@ class Telemetry:
             for values in {tuple(labels.values()) for labels in samples}:
                 if values[:2] == name:
                     metric.remove(*values)
-
-
-async def serve(telemetry: Telemetry, port: int, is_synced: Callable[[], bool]) -> web.AppRunner:
-    """Start to answer on `port`; the caller ends it with `cleanup()`. Ready is who has seen the whole cluster once.
-
-    Raises:
-        SettingError: there is no such port, or it is taken.
-    """
-    check_port(port, "--metrics-port")
-
-    async def metrics(_: web.Request) -> web.Response:
-        return web.Response(body=generate_latest(telemetry.registry), content_type="text/plain")
-
-    async def live(_: web.Request) -> web.Response:
-        return web.Response(text="ok\n")
-
-    async def ready(_: web.Request) -> web.Response:
-        return web.Response(text="ok\n") if is_synced() else web.Response(status=503, text="not synced yet\n")
-
-    app = web.Application()
-    app.add_routes(
-        [
-            web.get(PATH_METRICS, metrics),
-            web.get(PATH_LIVE, live),
-            web.get(PATH_HEALTH, ready),
-            web.get(PATH_READY, ready),
-        ]
-    )
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, None, port).start()
-    except OSError as error:
-        await runner.cleanup()
-        raise SettingError("--metrics-port", port, error.strerror or str(error)) from None
-    return runner

@@ -1,10 +1,13 @@
 """What servers can hold: read from their metrics, in the background, once for each pod."""
 
 import asyncio
+import contextlib
 
 import pytest
+from aiohttp import web
 
-from pagetide_operator.capacity import Capacity, Meter, parsed, total
+from pagetide_operator.autoscaling import scrape
+from pagetide_operator.capacity import Capacity, Meter, metrics_of, parsed, total
 
 TEXT = """\
 # TYPE pagetide_kv_capacity_tokens gauge
@@ -25,6 +28,7 @@ def pod(uid, ready=True):
         pytest.param(TEXT, Capacity(4096, 8), id="both are told"),
         pytest.param('pagetide_max_num_seqs{model_name="m"} 8.0\n', None, id="one is missing"),
         pytest.param("", None, id="nothing is told"),
+        pytest.param(TEXT.replace("8.0", "+Inf"), None, id="what is no number of sequences"),
     ],
 )
 def test_parsed(text, expected):
@@ -70,7 +74,7 @@ async def test_each_pod_is_asked_once_and_a_silent_one_harms_nobody():
     meter = Meter(fetch, found.put_nowait)
     running = asyncio.create_task(meter.run())
     for _ in range(3):
-        meter.ask(("ns", "llm"), [pod("silent"), pod("a"), pod("b", ready=False)])
+        meter.ask(("ns", "llm"), [pod("silent"), pod(""), pod("a"), pod("b", ready=False)])
         await asyncio.sleep(0)
     assert await asyncio.wait_for(found.get(), 5) == ("ns", "llm")
     meter.ask(("ns", "llm"), [pod("a")])
@@ -79,3 +83,65 @@ async def test_each_pod_is_asked_once_and_a_silent_one_harms_nobody():
     assert meter.known == {"a": Capacity(4096, 8)}
     meter.forget_all_but(set())
     assert meter.known == {}
+
+
+async def test_nothing_that_a_pod_says_ends_the_operator():
+    found = asyncio.Queue()
+
+    async def fetch(address):
+        if "odd" in address:
+            raise LookupError("unknown encoding: klingon")
+        return TEXT.replace("8.0", "+Inf") if "endless" in address else TEXT
+
+    meter = Meter(fetch, found.put_nowait)
+    running = asyncio.create_task(meter.run())
+    meter.ask(("ns", "llm"), [pod("odd"), pod("endless"), pod("a")])
+    assert await asyncio.wait_for(found.get(), 5) == ("ns", "llm")
+    await asyncio.sleep(0)
+    assert not running.done()
+    running.cancel()
+    assert meter.known == {"a": Capacity(4096, 8)}
+
+
+@contextlib.asynccontextmanager
+async def serving(**handlers):
+    """A server with a handler for each path; its address."""
+    app = web.Application()
+    for path, handler in handlers.items():
+        app.router.add_get(f"/{path}", handler)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    yield f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}"
+    await runner.cleanup()
+
+
+async def test_a_body_without_an_end_is_not_read_to_the_end(monkeypatch):
+    monkeypatch.setattr(scrape, "MOST_BYTES", 64)
+
+    async def endless(request):
+        reply = web.StreamResponse()
+        await reply.prepare(request)
+        with contextlib.suppress(ConnectionError):
+            while True:
+                await reply.write(b"x" * 1024)
+        return reply
+
+    async with serving(metrics=endless) as address:
+        assert await metrics_of(address) == "x" * 64
+
+
+async def test_a_pod_cannot_send_us_elsewhere():
+    asked = []
+
+    async def elsewhere(request):
+        asked.append(request.path)
+        return web.Response(text=TEXT)
+
+    async def metrics(request):
+        raise web.HTTPFound("/internal")
+
+    async with serving(metrics=metrics, internal=elsewhere) as address:
+        assert parsed(await metrics_of(address)) is None
+    assert asked == []

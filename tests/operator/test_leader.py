@@ -78,7 +78,16 @@ async def test_what_was_given_back_is_free_at_once(clock):
     one, two = (Leader(leases, "ns", name, clock) for name in "12")
     await one._try()
     await one.release()
+    assert not one.holds(), "what is still under way must write nothing"
     assert await two._try()
+
+
+async def test_an_empty_lease_is_taken(clock):
+    leases = Leases()
+    leases.lease, leases.version = {"metadata": {"name": leader.NAME, "resourceVersion": "1"}}, 1
+    one = Leader(leases, "ns", "1", clock)
+    assert await one._try()
+    assert leases.lease["spec"]["holderIdentity"] == "1"
 
 
 async def test_an_unreachable_server_elects_nobody(clock):

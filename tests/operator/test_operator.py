@@ -17,7 +17,7 @@ from pagetide_operator.client import ApiError
 from pagetide_operator.discovery import OperatorError
 from pagetide_operator.process import Operator, Options
 from pagetide_spec.errors import SettingError
-from pagetide_spec.names import API_VERSION, KIND, PLURAL
+from pagetide_spec.names import ANNOTATION_WAKE, API_VERSION, KIND, PLURAL
 
 VERBS = {"get", "list", "watch", "create", "patch", "update", "delete"}
 RESOURCES = f"{API_VERSION}/{PLURAL}"
@@ -184,6 +184,46 @@ async def test_it_stops_when_told_though_the_server_does_not_answer():
     await asyncio.sleep(0.1)
     operator.stop.set()
     await asyncio.wait_for(running, 1)
+
+
+async def test_no_part_of_a_leader_goes_on_when_one_has_failed(monkeypatch):
+    operator = Operator(kubernetes.client.Configuration(), Options("pagetide/server:1", workers=3))
+    operator._synced.set()
+    at_work = set()
+
+    async def worker(_):
+        me = asyncio.current_task()
+        at_work.add(me)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            at_work.remove(me)
+
+    async def scale():
+        await asyncio.sleep(0.01)
+        assert len(at_work) == 3
+        raise LookupError("a fault of ours")
+
+    monkeypatch.setattr(operator, "_worker", worker)
+    monkeypatch.setattr(operator._scaler, "run", scale)
+    with pytest.raises(LookupError):
+        await operator._work(None)
+    assert not at_work
+
+
+async def test_a_held_request_is_seen_though_every_worker_is_busy(server, run, service, monkeypatch):
+    wanted = {"minReplicas": 0, "maxReplicas": 1}
+    server.objects[RESOURCES, "ns", "llm"] = service(autoscaling=wanted, status={"desiredReplicas": 0})
+
+    async def hang(*_):
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(process.Reconciler, "reconcile", hang)
+    await run(workers=1)
+    await asyncio.sleep(0.5)
+    asked = {"metadata": {"annotations": {ANNOTATION_WAKE: "2031-01-01T00:00:00Z"}}}
+    await patch(server, f"/apis/{API_VERSION}/namespaces/ns/{PLURAL}/llm", asked)
+    await until(lambda: found(server, RESOURCES)["status"]["desiredReplicas"] == 1, seconds=3)
 
 
 async def test_a_list_that_fails_for_a_while_is_asked_for_again(server, run, service, monkeypatch):

@@ -114,3 +114,13 @@ def test_the_pod_that_fills_the_cache_is_kept_apart_from_replicas():
     assert [p["metadata"]["name"] for p in store.fetchers(("ns", "llm"))] == ["fetcher"]
     store.remove("Pod", fetcher)
     assert store.fetchers(("ns", "llm")) == []
+
+
+def test_of_a_service_that_is_gone_nothing_is_kept():
+    store = Store()
+    store.put(KIND, thing())
+    store.put("Pod", thing("a"))
+    store.remove("Pod", thing("a"))
+    store.remove(KIND, thing())
+    assert not store._children
+    assert not store.resources()

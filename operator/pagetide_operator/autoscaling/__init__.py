@@ -4,6 +4,7 @@ Pure parts, which take the time as an argument and are shared by the operator, t
 `samples` (one scrape), `windows` (many scrapes of one pod), `signals` (what the load asks for), `policy` (what is
 decided), `behavior` (how fast replicas may change), `guard` (whether one may leave, and who), `autoscaler` (one service
 over time), `explain` (why, in words).
-For a cluster: `fleet` and `services` (its objects), `scrape` (asks servers) and `actor` (carries decisions out).
+For a cluster: `fleet` and `services` (its objects), `scrape` (asks servers), `rounds` (when) and `actor` (carries
+decisions out).
 Imports no torch.
 """

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import logging
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from pagetide_spec.names import ANNOTATION_DRAINING, KIND
 from pagetide_spec.resource import InferenceService
@@ -15,13 +15,16 @@ from pagetide_spec.resource import InferenceService
 from .. import act
 from ..client import ApiError, Client
 from ..desired import wanted_replicas
+from ..discovery import patiently
+from ..pods import address_of, is_alive
 from ..status import Verdict
-from ..store import Name, Store
+from ..store import Name, Object, Store
 from ..telemetry import Telemetry
 from .autoscaler import Autoscaler, Fleet, Step
 from .explain import active_condition, changes_in, limited_condition, sentence, status_after
-from .fleet import address_of, drain_patch, fleet_of, is_alive, undrain_patch
+from .fleet import drain_patch, fleet_of, undrain_patch, wake_of
 from .policy import remembered
+from .rounds import Rounds
 from .samples import Sample
 from .scrape import Scraper
 from .services import Services
@@ -29,8 +32,8 @@ from .windows import SCRAPE_S
 
 logger = logging.getLogger(__name__)
 
-Object = Mapping[str, Any]
-
+# Before, a ReplicaSet does not heed the deletion cost.
+DELETION_COST_SINCE = (1, 22)
 # A status that somebody else has written meanwhile is written again over the new one, so often, so much later.
 TRIES = 10
 RETRY_S = 0.2
@@ -38,11 +41,12 @@ RETRY_S = 0.2
 
 @dataclasses.dataclass
 class _Scaled:
-    """One service: which life of it, its autoscaler, and what its conditions say."""
+    """One service: which life of it, its autoscaler, what its conditions say, and the last wake that was looked at."""
 
     uid: str
     brain: Autoscaler
     verdicts: tuple[Verdict, ...] = ()
+    wake: float | None = None
     lock: asyncio.Lock = dataclasses.field(default_factory=asyncio.Lock)
 
 
@@ -60,11 +64,11 @@ class Scaler:
         interval_s: float = SCRAPE_S,
     ) -> None:
         self._client, self._store, self._changed, self._telemetry = client, store, changed, telemetry
-        self._clock, self._interval_s = clock, interval_s
+        self._clock = clock
         self._scraper = Scraper(clock)
         self._known: dict[Name, _Scaled] = {}
         self._services = Services()
-        self._woken: asyncio.Queue[Name] = asyncio.Queue()
+        self._rounds = Rounds(self._remaining, self._guarded, interval_s)
         self._follows_cost = True
 
     def verdicts(self, name: Name) -> tuple[Verdict, ...]:
@@ -73,31 +77,32 @@ class Scaler:
         return known.verdicts if known else ()
 
     def noticed(self, name: Name) -> None:
-        """Something about a service has changed: one that sleeps may be wanted."""
-        status = (self._store.resource(name) or {}).get("status") or {}
-        if status.get("desiredReplicas") == 0:
-            self._woken.put_nowait(name)
+        """Something about a service has changed: a gateway may ask for a replica where none is, or none will be."""
+        resource, known = self._store.resource(name), self._known.get(name)
+        wake = wake_of(resource) if resource else None
+        if wake is not None and (known is None or wake != known.wake):
+            self._rounds.hurry(name)
 
     async def run(self) -> None:
-        """Round after round, and in between whatever wakes."""
-        self._follows_cost = await self._knows_cost()
+        """Round after round, and in between whatever wakes.
+
+        Raises:
+            OperatorError: the server does not tell its version.
+        """
+        version = await patiently(functools.partial(act.server_version, self._client))
+        self._follows_cost = version >= DELETION_COST_SINCE
         try:
-            await asyncio.gather(self._rounds(), self._wake())
+            await self._rounds.run()
         finally:
             await self._scraper.close()
 
-    async def _rounds(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            began = loop.time()
-            names = self._store.resources()
-            self._forget(names)
-            await asyncio.gather(*(self._guarded(name) for name in names))
-            await asyncio.sleep(max(0.0, self._interval_s - (loop.time() - began)))
-
-    async def _wake(self) -> None:
-        while True:
-            await self._guarded(await self._woken.get())
+    def _remaining(self) -> list[Name]:
+        """All services; those that are gone are forgotten."""
+        names = self._store.resources()
+        self._services.forget_all_but(set(names))
+        for name in self._known.keys() - set(names):
+            self._forget_one(name)
+        return names
 
     async def _guarded(self, name: Name) -> None:
         """One service's round; whatever goes wrong with it stops no other."""
@@ -107,11 +112,6 @@ class Scaler:
             logger.warning("%s/%s: not scaled: %s", *name, error)
         except Exception:
             logger.exception("%s/%s: not scaled: unexpected error", *name)
-
-    def _forget(self, names: list[Name]) -> None:
-        self._services.forget_all_but(set(names))
-        for name in self._known.keys() - set(names):
-            self._forget_one(name)
 
     def _forget_one(self, name: Name) -> None:
         if self._known.pop(name, None):
@@ -123,15 +123,6 @@ class Scaler:
             if ANNOTATION_DRAINING in (pod["metadata"].get("annotations") or {}):
                 await self._patch(name, pod["metadata"]["uid"], undrain_patch(), "stays")
 
-    async def _knows_cost(self) -> bool:
-        """Whether ReplicaSets here heed the deletion cost: from Kubernetes 1.22 on."""
-        try:
-            version = await self._client.request("GET", "/version")
-            return (int(version["major"]), int("".join(filter(str.isdigit, version["minor"])))) >= (1, 22)
-        except (ApiError, LookupError, ValueError) as error:
-            logger.warning("the cluster's version is not known, taken for 1.22 or later: %s", error)
-            return True
-
     async def _look(self, name: Name) -> None:
         resource = self._store.resource(name)
         service = self._services.scalable(name, resource)
@@ -142,6 +133,7 @@ class Scaler:
         known = self._known.get(name)
         if known is None or known.uid != service.uid:
             known = self._known[name] = self._first_sight(resource, service)
+        known.wake = wake_of(resource)
         async with known.lock:
             await self._scale(name, service, known)
 
@@ -161,9 +153,11 @@ class Scaler:
             return None
         fleet = self._fleet(name, resource, service)
         step = known.brain.step(fleet, service.autoscaling, service.drain_seconds, self._clock())
-        await self._carry_out(name, step)
-        if step.is_change and await self._write(name, service, step):
+        if step.is_change and await self._write(name, service, step, fleet.wake):
             known.brain.made(step, service.autoscaling, self._clock())
+        await self._carry_out(name, step)  # the number first: it must not want for a pod that cannot be patched
+        if self._known.get(name) is not known:  # the service went while this was under way
+            return self._telemetry.forget_scaling(name)
         self._telemetry.scaling(name, step.decision, step.desired)
         return self._tell(name, known, _verdicts(step))
 
@@ -201,8 +195,11 @@ class Scaler:
             if written is not None:
                 self._store.put("Pod", written)
 
-    async def _write(self, name: Name, service: InferenceService, step: Step) -> bool:
-        """Put the new number into the status, where `reconcile` finds it, and tell everybody; whether it was done."""
+    async def _write(self, name: Name, service: InferenceService, step: Step, wake: float | None) -> bool:
+        """Put the new number into the status, where `reconcile` finds it, and tell everybody; whether it was done.
+
+        `wake` is the last ask for a replica that the step knew of.
+        """
         for _ in range(TRIES):
             resource = self._store.resource(name)
             if resource is None:
@@ -210,6 +207,8 @@ class Scaler:
             status = resource.get("status") or {}
             if wanted_replicas(service, status) != step.decision.current:
                 return False  # bounds have changed meanwhile; the next round sees it
+            if step.desired < step.decision.current and wake_of(resource) != wake:
+                return False  # a gateway has begun to hold a request meanwhile
             told = status_after(status.get("autoscaling") or {}, step.decision, step.desired, self._clock())
             try:
                 change = {"desiredReplicas": step.desired, "autoscaling": told}

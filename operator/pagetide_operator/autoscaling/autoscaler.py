@@ -117,7 +117,9 @@ class Autoscaler:
         names = tuple(r.name for r in draining)
         if decision.replicas >= fleet.desired:
             self._reason = None
-            return Step(decision, decision.replicas, undrain=names)
+            # Where more serve than there should be, a leaver is still to be removed: nobody else must go instead.
+            surplus = max(0, sum(r.ready_at is not None for r in fleet.replicas) - decision.replicas)
+            return Step(decision, decision.replicas, undrain=names[surplus:])
         if len(fleet.replicas) < fleet.desired:
             return Step(decision, fleet.desired - 1)  # one that could not be made is not wanted any more
         if fleet.is_rolling or len(fleet.replicas) > fleet.desired:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import collections
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pagetide_spec.names import ANNOTATION_DELETION_COST, ANNOTATION_DRAINING, ANNOTATION_WAKE, SERVER_PORT
+from pagetide_spec.names import ANNOTATION_DELETION_COST, ANNOTATION_DRAINING, ANNOTATION_WAKE
 
+from ..pods import is_alive
 from ..rollout import is_rolling
 from ..times import seconds_of, timestamp
 from .autoscaler import Fleet, Replica
@@ -25,28 +27,22 @@ def fleet_of(resource: Object, deployment: Object | None, pods: Sequence[Object]
     return Fleet(
         desired=desired,
         replicas=tuple(_replica(p, nodes[p.get("spec", {}).get("nodeName")] - 1) for p in alive),
-        wake=_time(resource, ANNOTATION_WAKE),
+        wake=wake_of(resource),
         is_rolling=deployment is not None and is_rolling(deployment),
     )
 
 
-def is_alive(pod: Object) -> bool:
-    """Whether a pod runs or will; evicted and finished ones stay as objects for a while."""
-    is_over = pod.get("status", {}).get("phase") in ("Failed", "Succeeded")
-    return "deletionTimestamp" not in pod["metadata"] and not is_over
-
-
-def address_of(pod: Object) -> str | None:
-    """Where a pod's server listens, or None while it has no address."""
-    address = pod.get("status", {}).get("podIP")
-    if not address:
-        return None
-    return f"http://[{address}]:{SERVER_PORT}" if ":" in address else f"http://{address}:{SERVER_PORT}"
+def wake_of(resource: Object) -> float | None:
+    """When a gateway last asked for a replica of this service."""
+    return _time(resource, ANNOTATION_WAKE)
 
 
 def drain_patch(now: float) -> dict[str, Any]:
-    """What tells gateways that a pod drains, and its ReplicaSet that it goes first."""
-    return _annotations({ANNOTATION_DRAINING: timestamp(now), ANNOTATION_DELETION_COST: LEAVES_FIRST})
+    """What tells gateways that a pod drains, and its ReplicaSet that it goes first.
+
+    The time is told to the second: the next one, lest the notice that gateways get be shorter than NOTICE_S.
+    """
+    return _annotations({ANNOTATION_DRAINING: timestamp(math.ceil(now)), ANNOTATION_DELETION_COST: LEAVES_FIRST})
 
 
 def undrain_patch() -> dict[str, Any]:

@@ -127,7 +127,10 @@ def _split(line: str) -> tuple[str, str, str]:
 
 def _value(rest: str) -> float:
     """The number of a line; a time of measurement may follow it."""
-    number = float(rest.split(maxsplit=1)[0])
+    words = rest.split(maxsplit=1)
+    if not words:
+        raise ValueError("a line without a number among the metrics")
+    number = float(words[0])
     if not math.isfinite(number):
         raise ValueError(f"{number} among the metrics")
     return number

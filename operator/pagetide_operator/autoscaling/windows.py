@@ -69,13 +69,15 @@ class Window:
         self._capacity: float | None = None
 
     def add(self, sample: Sample) -> None:
-        """Take in a scrape; one that is not later than the last is dropped."""
+        """Take in a scrape; one that is not later than the last is dropped, unless the clock was set back."""
         if self._samples:
             last = self._samples[-1]
-            if sample.at <= last.at:
+            is_set_back = sample.at < last.at - STALE_S
+            if sample.at <= last.at and not is_set_back:
                 return
-            if _has_restarted(last, sample):
+            if is_set_back or _has_restarted(last, sample):
                 self._samples.clear()
+                self._capacity = None
         self._samples.append(sample)
         # The one before the window's begin is what its differences count from.
         while len(self._samples) > 2 and self._samples[1].at <= sample.at - WINDOW_S:

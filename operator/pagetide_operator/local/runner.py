@@ -25,8 +25,9 @@ from .process import last_line
 from .scaler import LocalScaler
 from .service import LocalService
 from .show import Progress, Screen, print_table
+from .slot import Slot
 from .status import PATH_STATUS, ReplicaStatus, State, changes, describe, has_settled, is_hopeless, summary
-from .supervisor import ReplicaCommand, Slot, Supervisor
+from .supervisor import ReplicaCommand, Supervisor
 
 _LOOK_S = 0.1
 EXIT_FAILED = 1

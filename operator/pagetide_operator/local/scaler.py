@@ -18,7 +18,8 @@ from ..autoscaling.samples import Sample
 from ..autoscaling.scrape import Scraper
 from ..autoscaling.windows import SCRAPE_S
 from .service import LocalService
-from .supervisor import Slot, Supervisor
+from .slot import Slot
+from .supervisor import Supervisor
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import itertools
 import logging
 import time
@@ -20,8 +19,9 @@ from pagetide_gateway.registry import Registry, Wake
 from pagetide_gateway.registry import Replica as RoutedReplica
 
 from . import process as os_process
-from .plan import Seen, failures_after, is_broken, plan, restart_delay
+from .plan import failures_after, is_broken, plan, restart_delay
 from .service import LocalService, replica_command
+from .slot import Slot
 
 log = logging.getLogger(__name__)
 
@@ -29,45 +29,6 @@ ReplicaCommand = Callable[[LocalService, int], list[str]]
 PASS_S = 0.2
 # Beyond the drain time, for the server to end by itself.
 KILL_MARGIN_S = 5.0
-
-
-@dataclasses.dataclass
-class Slot:
-    """One replica over all its lives. `reason` tells why the last one ended; `ready_at`, `draining_at`: since when this
-    one answers, and gets nothing new (seconds since the epoch)."""
-
-    service: LocalService
-    name: str
-    log: Path
-    process: asyncio.subprocess.Process | None = None
-    port: int = 0
-    started: float = 0.0
-    was_ready: bool = False
-    is_stopping: bool = False
-    broken: bool = False
-    failures: int = 0
-    restarts: int = 0
-    restart_at: float = 0.0
-    reason: str = ""
-    ready_at: float | None = None
-    draining_at: float | None = None
-
-    @property
-    def url(self) -> str:
-        """Where it listens."""
-        return f"http://127.0.0.1:{self.port}"
-
-    def seen(self) -> Seen:
-        """As `plan` sees it."""
-        is_running = self.process is not None
-        return Seen(
-            self.name,
-            is_running=is_running,
-            is_loading=is_running and not self.was_ready,
-            is_stopping=self.is_stopping,
-            broken=self.broken,
-            restart_at=self.restart_at,
-        )
 
 
 class Supervisor:
@@ -164,8 +125,8 @@ class Supervisor:
 
     def _new_slot(self, service: LocalService, name: str) -> Slot:
         self.slots[name] = slot = Slot(service, name, self._logs / f"{name}.log")
-        # A log tells about this run only.
-        slot.log.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # the start will tell what is wrong with it
+            slot.log.unlink()  # a log tells about this run only
         return slot
 
     async def _start(self, slot: Slot) -> None:

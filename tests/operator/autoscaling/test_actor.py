@@ -1,12 +1,14 @@
 """The autoscaler in a cluster: what it writes, and when. The API server and the pods' metrics are fakes."""
 
 import asyncio
+import contextlib
 import dataclasses
 import itertools
 
 import pytest
 from aiohttp import web
 
+from pagetide_operator.act import write_status
 from pagetide_operator.autoscaling import actor, scrape
 from pagetide_operator.autoscaling.actor import Scaler
 from pagetide_operator.autoscaling.samples import Sample
@@ -30,15 +32,19 @@ QUICK = {"maxReplicas": 4, "behavior": {"scaleDown": {"stabilizationWindowSecond
 
 
 class Api:
-    """Takes merge patches of pods and of statuses, and Events. `refusals`: errors for the next writes of a status."""
+    """Takes merge patches of pods and of statuses, and Events. `refusals`: errors for the next writes of a status;
+    `silent`, `broken`: names whose writes are never answered, or always fail."""
 
     def __init__(self, store):
-        self.store, self.events, self.refusals = store, [], []
+        self.store, self.events, self.refusals, self.silent = store, [], [], ()
+        self.minor, self.hiccups, self.broken = "36+", [], ()
         self._versions = itertools.count(100)
 
     async def request(self, method, path, query=None, body=None, content_type=""):
         if path == "/version":
-            return {"major": "1", "minor": "36+"}
+            if self.hiccups:
+                raise self.hiccups.pop()
+            return {"major": "1", "minor": self.minor}
         if path.endswith("/events"):
             self.events.append(body["message"])
             return {}
@@ -46,6 +52,10 @@ class Api:
         if kind == KIND and self.refusals:
             raise self.refusals.pop(0)
         name = path.removesuffix("/status").rpartition("/")[2]
+        if name in self.broken:
+            raise ApiError(500, "InternalError", "failed calling webhook")
+        if name in self.silent:
+            await asyncio.Event().wait()
         before = self.store._objects[kind]["ns", name]
         assert body["metadata"]["uid"] == before["metadata"]["uid"]
         after = merged(before, body)
@@ -79,8 +89,8 @@ class World:
 
         monkeypatch.setattr(Scraper, "scrape", scraped)
 
-    def restarted(self):
-        self.scaler = Scaler(self.api, self.store, self.changed.append, self.telemetry, lambda: self.now)
+    def restarted(self, interval_s=5.0):
+        self.scaler = Scaler(self.api, self.store, self.changed.append, self.telemetry, lambda: self.now, interval_s)
         return self.scaler
 
     def sample(self, uid):
@@ -180,14 +190,16 @@ async def test_a_leaver_that_another_left_in_place_of_leaves_next(world):
     assert world.status["desiredReplicas"] == 1
 
 
-async def test_a_leaver_waits_until_gateways_know(world):
+@pytest.mark.parametrize("fraction", [0.0, 0.75])
+async def test_a_leaver_waits_until_gateways_know(world, fraction):
+    world.now += fraction
     world.add_pods("a", "b")
     world.store.resource(("ns", "llm"))["status"]["desiredReplicas"] = 2
     await world.tick()
     assert ANNOTATION_DRAINING in world.annotations("a")
-    await world.tick(2)
+    await world.tick(2.5)
     assert world.status["desiredReplicas"] == 2
-    await world.tick(2)
+    await world.tick(1.5)
     assert world.status["desiredReplicas"] == 1
 
 
@@ -211,6 +223,48 @@ async def test_a_leaver_stays_when_the_load_comes_back(world):
     assert ANNOTATION_DRAINING not in world.annotations("a")
     assert ANNOTATION_DELETION_COST not in world.annotations("a")
     assert world.status["desiredReplicas"] == 2
+
+
+async def test_a_leaver_is_marked_until_it_is_gone_lest_a_busy_one_goes_in_its_place(world):
+    world.add_pods("a", "b")
+    world.store.resource(("ns", "llm"))["status"]["desiredReplicas"] = 2
+    world.loads = {"b": {"running": 3}}
+    await world.tick(count=2)
+    assert world.status["desiredReplicas"] == 1
+    await world.tick(count=3)  # the Deployment has not been told yet
+    assert world.annotations("a")[ANNOTATION_DELETION_COST] == "-1000000000"
+    world.loads = {"b": {"running": 10, "waiting": 3}}
+    await world.tick()
+    assert world.status["desiredReplicas"] == 2
+    assert ANNOTATION_DRAINING not in world.annotations("a"), "both are wanted again"
+
+
+@pytest.mark.parametrize(
+    ("minor", "leaver"),
+    [pytest.param("21", "b", id="who its ReplicaSet will take"), pytest.param("22+", "a", id="who has least to do")],
+)
+async def test_who_leaves_depends_on_the_clusters_version_told_late_or_not(world, monkeypatch, minor, leaver):
+    monkeypatch.setattr("pagetide_operator.discovery.RETRY_SECONDS", 0)
+    world.api.minor, world.api.hiccups = minor, [ApiError(503, "Unavailable", "starting")]
+    world.add_pods("a")
+    world.now += 30
+    world.add_pods("b")  # the younger one
+    world.loads["b"] = {"running": 1}
+    world.store.resource(("ns", "llm"))["status"]["desiredReplicas"] = 2
+    async with running(world.restarted()):
+        await until(lambda: any(ANNOTATION_DRAINING in world.annotations(pod) for pod in "ab"))
+    assert ANNOTATION_DRAINING in world.annotations(leaver)
+
+
+async def test_a_leaver_that_cannot_be_patched_keeps_no_service_from_growing(world):
+    world.add_pods("a", "b")
+    world.store.resource(("ns", "llm"))["status"]["desiredReplicas"] = 2
+    await world.tick()
+    assert ANNOTATION_DRAINING in world.annotations("a")
+    world.api.broken = ("a",)
+    world.loads = {"b": {"running": 10, "waiting": 20}}
+    await world.tick()
+    assert world.status["desiredReplicas"] == 4
 
 
 async def test_a_service_that_is_not_scaled_any_more_keeps_no_leaver(world, service):
@@ -263,19 +317,89 @@ async def test_a_held_request_wakes_a_service_at_once(world, service):
     world.store.put(KIND, service(status=status, autoscaling=scaling))
     await world.tick()
     assert world.status["desiredReplicas"] == 0
-    running = asyncio.create_task(world.scaler.run())
-    await asyncio.sleep(0)
     asked = service(status=status, autoscaling=scaling, annotations={ANNOTATION_WAKE: timestamp(world.now)})
     asked["metadata"]["resourceVersion"] = "50"
     world.store.put(KIND, asked)
-    world.scaler.noticed(("ns", "llm"))
-    for _ in range(200):
-        if world.status["desiredReplicas"]:
-            break
-        await asyncio.sleep(0.01)
-    running.cancel()
-    assert world.status["desiredReplicas"] == 1
+    async with running(world.scaler):
+        world.scaler.noticed(("ns", "llm"))
+        await until(lambda: world.status["desiredReplicas"] == 1)
     assert world.status["autoscaling"]["decisions"][-1]["winner"] == "wake"
+
+
+@contextlib.asynccontextmanager
+async def running(scaler):
+    """The scaler at work, after its first round."""
+    task = asyncio.create_task(scaler.run())
+    await asyncio.sleep(0.05)
+    yield
+    task.cancel()
+
+
+async def until(holds):
+    async with asyncio.timeout(2):
+        while not holds():  # noqa: ASYNC110 - nothing tells of what is only looked at here
+            await asyncio.sleep(0.01)
+
+
+async def test_a_wake_does_not_wait_for_one_that_is_slow(world, service):
+    scaling = {"minReplicas": 0, "maxReplicas": 2, "idleSeconds": 60}
+    wake = {ANNOTATION_WAKE: timestamp(BEGIN)}
+    async with running(world.scaler):
+        world.api.silent = ("slow",)
+        for name in ("slow", "llm"):
+            world.store.put(KIND, service(name, status={"desiredReplicas": 0}, autoscaling=scaling, annotations=wake))
+            world.scaler.noticed(("ns", name))
+        await until(lambda: world.status["desiredReplicas"] == 1)
+
+
+async def test_a_request_that_is_held_keeps_the_last_replica_at_once(world, service):
+    scaling = {"minReplicas": 0, "maxReplicas": 2, "idleSeconds": 60}
+    world.store.put(KIND, service(status={"desiredReplicas": 1}, autoscaling=scaling))
+    world.add_pods("a")
+    world.loads = {"a": {"prefills": 1}}
+    await world.tick(count=13)
+    assert ANNOTATION_DRAINING in world.annotations("a")
+    async with running(world.scaler):
+        asked = {"metadata": {"annotations": {ANNOTATION_WAKE: timestamp(world.now)}, "resourceVersion": "9"}}
+        world.store.put(KIND, merged(world.store.resource(("ns", "llm")), asked))
+        world.scaler.noticed(("ns", "llm"))
+        await until(lambda: ANNOTATION_DRAINING not in world.annotations("a"))
+
+
+async def test_a_service_whose_writes_hang_delays_no_other(world, service):
+    world.store.put(KIND, service("odd", autoscaling=QUICK, status={"desiredReplicas": 2}))
+    world.add_pods("y", "z", service="odd")
+    world.api.silent = ("y", "z")
+    world.add_pods("a")
+    async with running(world.restarted(interval_s=0.02)):
+        world.loads["a"] = {"running": 10, "waiting": 5}
+        world.now += 5
+        await until(lambda: world.status.get("desiredReplicas") == 2)
+
+
+async def test_a_request_that_is_held_while_the_last_replica_goes_keeps_it(world, service, monkeypatch):
+    scaling = {"minReplicas": 0, "maxReplicas": 2, "idleSeconds": 60}
+    world.store.put(KIND, service(status={"desiredReplicas": 1}, autoscaling=scaling))
+    world.add_pods("a")
+    await world.tick(count=13)
+    assert ANNOTATION_DRAINING in world.annotations("a")
+    tries = []
+
+    async def crossed(client, resource, change):
+        """The gateway's write comes first."""
+        tries.append(change)
+        if len(tries) > 1:
+            return await write_status(client, resource, change)
+        asked = {"metadata": {"annotations": {ANNOTATION_WAKE: timestamp(world.now)}, "resourceVersion": "9"}}
+        world.store.put(KIND, merged(resource, asked))
+        raise ApiError(409, "Conflict", "the object has been modified")
+
+    monkeypatch.setattr(actor, "RETRY_S", 0)
+    monkeypatch.setattr(actor.act, "write_status", crossed)
+    await world.tick()
+    assert world.status["desiredReplicas"] == 1
+    await world.tick()
+    assert ANNOTATION_DRAINING not in world.annotations("a")
 
 
 async def test_a_service_goes_to_zero_and_a_restart_of_the_operator_does_not_forget_its_rest(world, service):
@@ -364,7 +488,22 @@ async def test_what_a_gone_service_exported_goes_with_it(world):
     await world.tick()
     assert b'service="llm"' in scraped(world)
     world.store.remove(KIND, world.store.resource(("ns", "llm")))
-    world.scaler._forget(world.store.resources())
+    world.scaler._remaining()
+    assert b'service="llm"' not in scraped(world)
+
+
+async def test_a_service_that_goes_while_it_is_scaled_exports_nothing_any_more(world, monkeypatch):
+    world.add_pods("a")
+    world.loads["a"] = {"running": 10, "waiting": 5}
+    announce = world.scaler._announce
+
+    async def announced(*told):
+        world.store.remove(KIND, world.store.resource(("ns", "llm")))
+        world.scaler._remaining()
+        await announce(*told)
+
+    monkeypatch.setattr(world.scaler, "_announce", announced)
+    await world.tick()
     assert b'service="llm"' not in scraped(world)
 
 

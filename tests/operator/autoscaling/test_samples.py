@@ -50,6 +50,7 @@ def test_the_figures_of_a_scrape():
         pytest.param('pagetide_requests_running{model_name="m"} 0\n', id="a server that still loads"),
         pytest.param(TEXT + "pagetide_prefills_total ten\n", id="no number"),
         pytest.param(TEXT + "pagetide_prefills_total NaN\n", id="not a number"),
+        pytest.param(TEXT + "pagetide_prefills_total\n", id="cut off before the number"),
     ],
 )
 def test_what_is_no_servers_metrics_is_refused(text):
@@ -104,6 +105,25 @@ def test_a_total_that_goes_back_begins_a_new_window(sample, later):
     assert window.load(5).served == 0
     window.add(sample(10, **{**later, "prompt_tokens": later["prompt_tokens"] + 50}))
     assert window.load(10).served == 10
+
+
+def test_a_clock_that_was_set_back_begins_a_new_window(sample):
+    window = Window()
+    for at in (3600, 3605):
+        window.add(sample(at, running=1))
+    window.add(sample(3604, running=5))
+    assert window.load(3605).running == 1, "what comes late is dropped"
+    for at in (0, 5):
+        window.add(sample(at, running=9))
+    assert window.load(5).running == 9
+
+
+def test_what_a_server_could_run_before_it_started_anew_is_void(sample):
+    window = Window()
+    window.add(sample(0, running=2, batch_utilization=1.0, prefills=5))
+    assert window.load(0).capacity == 2
+    window.add(sample(5, prefills=0))
+    assert window.load(5).capacity == 10
 
 
 def test_demand_of_a_burst_counts_what_piles_up(sample):

@@ -13,7 +13,8 @@ from pagetide_gateway.listen import GatewayServer
 from pagetide_gateway.registry import Registry
 from pagetide_operator.local.runner import Runner
 from pagetide_operator.local.service import LocalService
-from pagetide_operator.local.supervisor import Slot, Supervisor
+from pagetide_operator.local.slot import Slot
+from pagetide_operator.local.supervisor import Supervisor
 from pagetide_spec.web import listen
 
 SERVICE = LocalService("a", "default", "a", "hf://o/n", "o/n", 1, "spec.replicas", 5.0)
@@ -45,6 +46,14 @@ async def test_a_replica_that_drains_gets_no_second_sigterm():
     assert process.signals == [signal.SIGTERM]
     process.has_ended.set()
     await draining
+
+
+async def test_a_log_that_cannot_be_written_is_the_replicas_trouble_not_the_runners(tmp_path):
+    (tmp_path / "a-0.log").mkdir()
+    supervisor = Supervisor([SERVICE], Registry(), tmp_path)
+    await supervisor.reconcile()
+    assert supervisor.slots["a-0"].reason.startswith("cannot be started: ")
+    await supervisor.close()
 
 
 async def test_an_unexpected_error_of_a_watcher_is_told(caplog):
