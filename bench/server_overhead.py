@@ -206,7 +206,8 @@ def _figures(made: list[list[float]], arrivals: list[list[float]], cpu_s: float)
         "delivered_per_s": count / took,
         "cpu_s": cpu_s,
         "us_per_token": 1e6 * cpu_s / count,
-        "tokens_per_cpu_s": count / cpu_s,
+        # A run that is too short to measure takes no tick of the clock.
+        "tokens_per_cpu_s": count / max(cpu_s, 1 / os.sysconf("SC_CLK_TCK")),
         "added_p50_ms": 1000 * cuts[49],
         "added_p99_ms": 1000 * cuts[98],
     }

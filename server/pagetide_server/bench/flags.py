@@ -7,8 +7,9 @@ import dataclasses
 import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
+from pagetide_spec.command_line import Parser
 from pagetide_spec.errors import SettingError
 from pagetide_spec.flags import env_of
 
@@ -98,13 +99,6 @@ def parse(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> Settings:
     return Settings(**same, **changed)
 
 
-class _Parser(argparse.ArgumentParser):
-    """Says in one line what is wrong."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {message}\n")
-
-
 def _number(kind: Callable[[str], float], least: float, *, above: bool = False) -> Callable[[str], Any]:
     def convert(text: str) -> float:
         try:
@@ -133,11 +127,8 @@ def _slo(text: str) -> Slo:
         raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
-        "pagetide bench", description="Load an OpenAI-compatible server and measure it.", epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
-    )  # fmt: skip
+def _parser() -> Parser:
+    parser = Parser("pagetide bench", description="Load an OpenAI-compatible server and measure it.", epilog=EPILOG)
     count, natural = _number(int, 1), _number(int, 0)
     positive = _number(float, 0, above=True)
     add = parser.add_argument

@@ -187,7 +187,7 @@ def test_each_failed_slo_is_a_line_and_exit_code_1(fake, bench):
         (["--json=/no/such/folder/x"], "--json: '/no/such/folder/x': cannot be written: No such file or directory"),
         (["--input-tokens=4090"], "the model takes 4096"),
         (["--model=other"], "--model: 'other': the server has only fake"),
-        (["--rates=1"], "unrecognized arguments: --rates=1"),
+        (["--rates=1"], "--rates=1: no such flag; did you mean --rate?"),
     ],
 )
 def test_a_wrong_flag_is_one_line_and_exit_code_2(fake, bench, arguments, line):
