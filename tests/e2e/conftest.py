@@ -48,6 +48,8 @@ class Run:
             stdout=self.output.open("wb"),
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            # As on a terminal, also where the tests run in the background, which ignores Ctrl-C.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
     @property
