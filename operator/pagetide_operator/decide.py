@@ -121,15 +121,18 @@ def status_changes(
 def event_for(before: Object, change: Object) -> tuple[str, str, str] | None:
     """(type, reason, message) of the Event that a change of status calls for.
 
-    One whenever Ready's reason changes; else one for a failure that Progressing alone tells.
+    One whenever Ready's reason changes; else, or where that is no trouble, one for a failure that Progressing alone
+    tells.
     """
     ready, progress = (_news(before, change, kind) for kind in ("Ready", "Progressing"))
-    if ready:
-        is_fine = ready["status"] == "True" or ready["reason"] in ("Starting", "ScaledToZero", PREFETCHING.reason)
-        return "Normal" if is_fine else "Warning", ready["reason"], ready["message"]
+    is_fine = ready is not None and (
+        ready["status"] == "True" or ready["reason"] in ("Starting", "ScaledToZero", PREFETCHING.reason)
+    )
     is_told = progress and progress["reason"] == condition_of({**before, **change}, "Ready").get("reason")
-    if progress and progress["reason"] in {*REASONS, ONE_BY_ONE.reason} and not is_told:
+    if progress and progress["reason"] in {*REASONS, ONE_BY_ONE.reason} and not is_told and (is_fine or not ready):
         return "Warning", progress["reason"], progress["message"]
+    if ready:
+        return "Normal" if is_fine else "Warning", ready["reason"], ready["message"]
     return None
 
 

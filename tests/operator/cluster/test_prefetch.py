@@ -74,13 +74,16 @@ async def test_a_model_that_is_not_there_leaves_the_old_one_serving(cluster, nod
         found = await cluster.condition("llm", "Progressing")
         return found["reason"] == "PrefetchFailed" and "exit code 2: no such model" in found["message"]
 
+    async def is_an_event():
+        return "PrefetchFailed" in {e["reason"] for e in await cluster.list("Event")}
+
     await cluster.until(is_told, 40, lambda: cluster.condition("llm", "Progressing"))
-    assert "PrefetchFailed" in {e["reason"] for e in await cluster.list("Event")}
+    await cluster.until(is_an_event, 10)
     assert (await cluster.condition("llm"))["status"] == "True"
     after = await cluster.get("Deployment", "llm")
     assert after["spec"]["template"] == before["spec"]["template"]
     await cluster.patch(KIND, "llm", {"spec": {"model": HUB, "template": cluster.manifest("llm")["spec"]["template"]}})
-    await cluster.until(lambda: no_job_is_left(cluster), 40)
+    await cluster.until(lambda: no_job_is_left(cluster), 120)
     await cluster.ready("llm")
 
 
