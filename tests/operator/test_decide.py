@@ -26,6 +26,12 @@ def ready(status, reason, progress="Complete"):
         pytest.param(
             ready("True", "Ready"), ready("False", "OOMKilled"), ("Warning", "OOMKilled", "m"), id="a failure"
         ),
+        pytest.param(
+            ready("False", "Starting"),
+            ready("True", "Ready", "OOMKilled"),
+            ("Warning", "OOMKilled", "m"),
+            id="a failure of the new version while the old one turns ready",
+        ),
         pytest.param(ready("True", "Ready"), ready("True", "Ready"), None, id="no news"),
         pytest.param(ready("True", "Ready"), {"replicas": 2}, None, id="something else changed"),
         pytest.param(
