@@ -22,8 +22,6 @@ from .client import load_configuration
 from .discovery import OperatorError
 from .process import Operator, Options
 
-log = logging.getLogger(__name__)
-
 DEFAULT_IMAGE = "pagetide/server:0.1.0"
 
 
@@ -37,8 +35,6 @@ def main(argv: Sequence[str]) -> int:
     except kubernetes.config.ConfigException as error:
         print(f"pagetide operator: no cluster: {error}; set KUBECONFIG, or run it in a pod", file=sys.stderr)
         return 2
-    where = f"namespaces {', '.join(args.namespace)}" if args.namespace else "all namespaces"
-    log.info("watching InferenceServices in %s of %s", where, configuration.host)
     try:
         asyncio.run(_run(configuration, options_from(args)))
     except OperatorError as error:

@@ -95,6 +95,9 @@ class Operator:
             stack.push_async_callback(self._connection.close)
             server = await health.serve(self._telemetry.registry, self._options.metrics_port, self._synced.is_set)
             stack.push_async_callback(server.cleanup)
+            names = ", ".join(self._options.namespaces)
+            where = f"namespaces {names}" if names else "all namespaces"
+            logger.info("watching InferenceServices in %s of %s", where, self._configuration.host)
             await self._until_stopped(self._run())
 
     async def _run(self) -> None:
