@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import re
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -37,9 +38,17 @@ async def discover(client: Client, kind: Kind) -> str | None:
 
 
 async def server_version(client: Client) -> tuple[int, int]:
-    """Major and minor version of Kubernetes here; managed clusters write the minor as `27+`."""
+    """Major and minor version of Kubernetes here; managed clusters write the minor as `27+`, or put words behind it.
+
+    Where no number can be read it is taken for 0: nothing that came later is assumed.
+    """
     found = await client.request("GET", "/version")
-    return int(found["major"]), int(found["minor"].rstrip("+"))
+    return _leading_number(found["major"]), _leading_number(found["minor"])
+
+
+def _leading_number(text: str) -> int:
+    digits = re.match(r"[0-9]+", text)
+    return int(digits[0]) if digits else 0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -118,22 +118,20 @@ def status_changes(
     return changes(before, after)
 
 
-def event_for(before: Object, change: Object) -> tuple[str, str, str] | None:
-    """(type, reason, message) of the Event that a change of status calls for.
+def events_for(before: Object, change: Object) -> list[tuple[str, str, str]]:
+    """(type, reason, message) of the Events that a change of status calls for.
 
-    One whenever Ready's reason changes; else, or where that is no trouble, one for a failure that Progressing alone
-    tells.
+    One whenever Ready's reason changes, and one for a failure that Progressing alone tells.
     """
+    found = []
     ready, progress = (_news(before, change, kind) for kind in ("Ready", "Progressing"))
-    is_fine = ready is not None and (
-        ready["status"] == "True" or ready["reason"] in ("Starting", "ScaledToZero", PREFETCHING.reason)
-    )
-    is_told = progress and progress["reason"] == condition_of({**before, **change}, "Ready").get("reason")
-    if progress and progress["reason"] in {*REASONS, ONE_BY_ONE.reason} and not is_told and (is_fine or not ready):
-        return "Warning", progress["reason"], progress["message"]
     if ready:
-        return "Normal" if is_fine else "Warning", ready["reason"], ready["message"]
-    return None
+        is_fine = ready["status"] == "True" or ready["reason"] in ("Starting", "ScaledToZero", PREFETCHING.reason)
+        found.append(("Normal" if is_fine else "Warning", ready["reason"], ready["message"]))
+    is_told = progress and progress["reason"] == condition_of({**before, **change}, "Ready").get("reason")
+    if progress and progress["reason"] in {*REASONS, ONE_BY_ONE.reason} and not is_told:
+        found.append(("Warning", progress["reason"], progress["message"]))
+    return found
 
 
 def _news(before: Object, change: Object, kind: str) -> Object | None:

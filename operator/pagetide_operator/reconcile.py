@@ -14,7 +14,7 @@ from pagetide_spec.resource import InferenceService
 from . import act
 from .capacity import Meter
 from .client import ApiError, Client
-from .decide import Seen, event_for, look_again_after, plan_for, status_changes, understood
+from .decide import Seen, events_for, look_again_after, plan_for, status_changes, understood
 from .desired import Platform, key_of
 from .failures import Failure
 from .kinds import OPTIONAL, POOL
@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 
 TAKEN_RETRY_SECONDS = 10.0
+# The autoscaler writes the same status: after a crossing, its watch event is as good as here.
+CROSSED_RETRY_SECONDS = 0.2
 
 
 class NameTaken(Exception):
@@ -77,10 +79,12 @@ class Reconciler:
             errors = await self._repair(service, self._seen(name, resource, {}), without)
         seen = self._seen(name, resource, without)
         self._meter.ask(name, seen.pods)
-        await self._report(seen, service, trouble_of(errors))
+        is_told = await self._report(seen, service, trouble_of(errors))
         for error in errors:
             if not isinstance(error, NameTaken):
                 raise error
+        if not is_told:
+            return CROSSED_RETRY_SECONDS
         if name in self._late:
             return 0.0
         if errors:  # nobody tells when the other object goes
@@ -147,23 +151,30 @@ class Reconciler:
         self._late.add((service.namespace, service.name))
         return True
 
-    async def _report(self, seen: Seen, service: InferenceService | ResourceError, trouble: Failure | None) -> None:
-        """Write the status where it changed, and tell of a new state of readiness."""
+    async def _report(self, seen: Seen, service: InferenceService | ResourceError, trouble: Failure | None) -> bool:
+        """Write the status where it changed, and tell of a new state of readiness.
+
+        False where somebody else has written it since it was seen: then it is to be decided anew.
+        """
         before = seen.resource.get("status") or {}
         change = status_changes(seen, service, trouble, self._clock())
         if not change:
-            return
-        written = await act.write_status(self._client, seen.resource, change)
-        if written is None:
-            return
-        self._store.put("InferenceService", written)
-        event = event_for(before, change)
-        if event is None:
-            return
+            return True
         try:
-            await act.post_event(self._client, seen.resource, *event)
-        except ApiError as error:  # the status says the same
-            logger.warning("%s/%s: no Event: %s", *name_of(seen.resource), error)
+            written = await act.write_status(self._client, seen.resource, change)
+        except ApiError as error:
+            if error.code != 409:
+                raise
+            return False
+        if written is None:
+            return True
+        self._store.put("InferenceService", written)
+        for event in events_for(before, change):
+            try:
+                await act.post_event(self._client, seen.resource, *event)
+            except ApiError as error:  # the status says the same
+                logger.warning("%s/%s: no Event: %s", *name_of(seen.resource), error)
+        return True
 
 
 def trouble_of(errors: Sequence[Exception]) -> Failure | None:

@@ -3,6 +3,7 @@
 import kubernetes.client
 import pytest
 
+from pagetide_operator.act import server_version
 from pagetide_operator.client import ApiError, Client, Fenced
 from pagetide_spec.errors import SettingError
 
@@ -61,3 +62,20 @@ async def test_a_fenced_client_reads_always_and_writes_with_the_right_to_it(meth
         await client.request(method, "/three")
     assert caught.value.is_temporary  # no word of it gets into a status
     assert server.asked == [(method, "/one"), ("GET", "/two")]
+
+
+@pytest.mark.parametrize(
+    ("major", "minor", "version"),
+    [
+        pytest.param("1", "20", (1, 20), id="plain"),
+        pytest.param("1", "27+", (1, 27), id="of a managed cluster"),
+        pytest.param("1", "31-eks", (1, 31), id="with words behind it"),
+        pytest.param("1", "", (1, 0), id="nothing to read: as old as can be"),
+    ],
+)
+async def test_a_servers_version_is_read_whatever_stands_behind_it(major, minor, version):
+    class Versioned:
+        async def request(self, method, path, *_):
+            return {"major": major, "minor": minor}
+
+    assert await server_version(Versioned()) == version

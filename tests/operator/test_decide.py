@@ -5,7 +5,7 @@ import json
 import pytest
 
 from pagetide_operator.client import ApiError
-from pagetide_operator.decide import Seen, event_for, look_again_after, plan_for, understood
+from pagetide_operator.decide import Seen, events_for, look_again_after, plan_for, understood
 from pagetide_operator.desired import Platform
 from pagetide_operator.failures import Failure
 from pagetide_operator.reconcile import trouble_of
@@ -21,36 +21,36 @@ def ready(status, reason, progress="Complete"):
 @pytest.mark.parametrize(
     ("before", "change", "expected"),
     [
-        pytest.param({}, ready("False", "Starting"), ("Normal", "Starting", "m"), id="a beginning"),
-        pytest.param(ready("False", "Starting"), ready("True", "Ready"), ("Normal", "Ready", "m"), id="success"),
+        pytest.param({}, ready("False", "Starting"), [("Normal", "Starting", "m")], id="a beginning"),
+        pytest.param(ready("False", "Starting"), ready("True", "Ready"), [("Normal", "Ready", "m")], id="success"),
         pytest.param(
-            ready("True", "Ready"), ready("False", "OOMKilled"), ("Warning", "OOMKilled", "m"), id="a failure"
+            ready("True", "Ready"), ready("False", "OOMKilled"), [("Warning", "OOMKilled", "m")], id="a failure"
         ),
         pytest.param(
             ready("False", "Starting"),
             ready("True", "Ready", "OOMKilled"),
-            ("Warning", "OOMKilled", "m"),
+            [("Normal", "Ready", "m"), ("Warning", "OOMKilled", "m")],
             id="a failure of the new version while the old one turns ready",
         ),
-        pytest.param(ready("True", "Ready"), ready("True", "Ready"), None, id="no news"),
-        pytest.param(ready("True", "Ready"), {"replicas": 2}, None, id="something else changed"),
+        pytest.param(ready("True", "Ready"), ready("True", "Ready"), [], id="no news"),
+        pytest.param(ready("True", "Ready"), {"replicas": 2}, [], id="something else changed"),
         pytest.param(
             ready("True", "Ready"),
             ready("True", "Ready", "Unschedulable"),
-            ("Warning", "Unschedulable", "m"),
+            [("Warning", "Unschedulable", "m")],
             id="one more replica finds no room",
         ),
         pytest.param(
             ready("True", "Ready", "Unschedulable"),
             ready("True", "Ready", "ReplacingOneByOne"),
-            ("Warning", "ReplacingOneByOne", "m"),
+            [("Warning", "ReplacingOneByOne", "m")],
             id="old pods go first, for want of a device",
         ),
-        pytest.param(ready("True", "Ready"), ready("True", "Ready", "RollingOut"), None, id="progress as it should be"),
+        pytest.param(ready("True", "Ready"), ready("True", "Ready", "RollingOut"), [], id="progress as it should be"),
     ],
 )
 def test_events(before, change, expected):
-    assert event_for(before, change) == expected
+    assert events_for(before, change) == expected
 
 
 def test_a_paused_service_is_not_touched(service):

@@ -21,6 +21,8 @@ from . import scaling_command
 from .numbers import MOST, above_zero
 from .routing import Fleet, compare
 
+_ROUTING_ONLY = ("--replicas", "--cache-blocks", "--decode-ms")
+
 
 def main(argv: Sequence[str]) -> int:
     """Replay a trace and print the figures; 2 for a wrong call."""
@@ -28,6 +30,7 @@ def main(argv: Sequence[str]) -> int:
     args = parser.parse_args(argv)
     if args.routing == (args.service is not None):
         parser.error("give either --routing or a service's FILE")
+    _refuse_useless(parser, args)
     try:
         found = compare(read(args.trace), _fleet(args)) if args.routing else scaling_command.run(args)
         if args.json:
@@ -38,6 +41,15 @@ def main(argv: Sequence[str]) -> int:
         print(f"pagetide simulate: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def _refuse_useless(parser: Parser, args: argparse.Namespace) -> None:
+    """Exit where a flag is given that the chosen replay does not know: it must not be dropped without a word."""
+    others, where = (_ROUTING_ONLY, "--routing") if args.service else (scaling_command.OWN_FLAGS, "a FILE")
+    for flag in others:
+        name = flag[2:].replace("-", "_")
+        if getattr(args, name) != parser.get_default(name):
+            parser.error(f"{flag}: is of use only with {where}")
 
 
 def _fleet(args: argparse.Namespace) -> Fleet:

@@ -26,6 +26,11 @@ _MODEL_FLAGS = (
     ("--kv-tokens", int, "kv_tokens", "tokens that a replica's KV cache holds"),
     ("--startup-seconds", float, "startup_s", "from the wish for a replica to its first answer"),
 )
+# Those that the replay of the router does not know.
+OWN_FLAGS = (
+    *(flag for flag, *_ in _MODEL_FLAGS if flag != "--prefill-rate"),
+    *("--calibrate", "--load", "--ttft-slo", "--inter-token-slo", "--hpa-waiting", "--kpa-open", "--fixed", "--plot"),
+)
 _COLUMNS = (
     ("TTFT ok", "ttft_attainment", "{:.2%}"),
     ("p95 s", "ttft_p95_s", "{:.2f}"),

@@ -57,10 +57,6 @@ class PrefixLengths:
         self._remember(token_ids, parent_key)
         return length
 
-    def lost_tokens(self, block_size: int) -> int:
-        """Tokens that blocks of `block_size` would have saved beyond the engine's own size; negative: fewer."""
-        return self.saved_tokens[block_size] - self.saved_tokens[self.block_size]
-
     def summary(self) -> str:
         """One line for a log."""
         saved = ", ".join(f"{tokens} with blocks of {size}" for size, tokens in self.saved_tokens.items())

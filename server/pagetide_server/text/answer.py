@@ -30,12 +30,21 @@ class Answer:
         finish_reason: how it ended, or None.
     """
 
-    __slots__ = ("_detokenizer", "_pending_ids", "_pending_logprobs", "finish_reason", "generated", "index")
+    __slots__ = (
+        "_asked_stops",
+        "_detokenizer",
+        "_pending_ids",
+        "_pending_logprobs",
+        "finish_reason",
+        "generated",
+        "index",
+    )
 
     def __init__(
         self, index: int, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], params: SamplingParams
     ) -> None:
         self.index = index
+        self._asked_stops = frozenset(params.stop_token_ids)
         self._detokenizer = Detokenizer(tokenizer, prompt_token_ids, params)
         self._pending_ids: list[int] = []
         self._pending_logprobs: list[TokenLogprobs] = []
@@ -61,7 +70,9 @@ class Answer:
             self.finish_reason = output.finish_reason
         elif not piece.text:
             return None
-        return self._release(piece.text, output.stop_token_id if piece.stopped is None else piece.stopped)
+        # The model's own end is no stop that the client asked for, and needs no telling (as vLLM has it).
+        asked = output.stop_token_id if output.stop_token_id in self._asked_stops else None
+        return self._release(piece.text, asked if piece.stopped is None else piece.stopped)
 
     def _release(self, text: str, stop_reason: str | int | None) -> Delta:
         delta = Delta(self.index, text, self._pending_ids, self._pending_logprobs, self.finish_reason, stop_reason)

@@ -194,6 +194,13 @@ def test_bench_calibrates_the_model(files, tmp_path):
         pytest.param(["{fixed}"], "has no spec.autoscaling", id="a service that is not scaled"),
         pytest.param([], "give either --routing or a service's FILE", id="neither"),
         pytest.param(["{service}", "--routing"], "give either --routing or a service's FILE", id="both"),
+        pytest.param(
+            ["--routing", "--load=5"], "--load: is of use only with a FILE", id="scaling's flag for the router"
+        ),
+        pytest.param(["--routing", "--plot=x"], "--plot: is of use only with a FILE", id="no picture of the router"),
+        pytest.param(
+            ["{service}", "--replicas=3"], "--replicas: is of use only with --routing", id="the router's flag"
+        ),
         pytest.param(["{service}", "--step-ms=0"], "must be above 0 and finite", id="a step of no time"),
         pytest.param(["{service}", "--load=1000000000"], "at most 10000", id="more than memory holds"),
         pytest.param(["{service}", "--fixed=1000000000"], "at most 10000", id="a fleet without end"),

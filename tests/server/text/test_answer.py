@@ -54,6 +54,12 @@ def test_a_stop_tokens_text_is_included_only_if_asked_for(byte_level, included, 
     assert (whole.text, whole.token_ids, whole.stop_reason) == (text, [a, b], b)
 
 
+def test_the_models_own_end_is_no_reason_to_tell(byte_level):
+    a, end = (byte_level.encode(f"x{letter}", add_special_tokens=False)[-1] for letter in "ab")
+    whole = joined(3, taken(answer_of(byte_level, stop_token_ids=(a + 1000,)), outputs([a, end], "stop", end)))
+    assert (whole.finish_reason, whole.stop_reason) == ("stop", None)
+
+
 def test_an_answer_without_a_token_ends_too(byte_level):
     (delta,) = taken(answer_of(byte_level), [SequenceOutput(request_id="r", finish_reason="length")])
     assert delta == Delta(3, "", [], [], "length")
