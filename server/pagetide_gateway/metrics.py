@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 
 from pagetide_spec.metrics import GATEWAY_METRICS, Metric
 
-from .registry import Registry, Replica
+from .replicas.registry import Registry, Replica
 
 MODEL = "model_name"
 

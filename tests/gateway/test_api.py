@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from pagetide_gateway.forward import Access
+from pagetide_gateway.proxy.forward import Access
 
 
 async def error_of(response) -> dict:

@@ -10,12 +10,12 @@ from collections import Counter
 import pytest
 from aiohttp import web
 
-from pagetide_gateway import cluster, kube_api
-from pagetide_gateway.cluster import ClusterWatcher
-from pagetide_gateway.cluster_view import pod_view, service_view, wanted
-from pagetide_gateway.kube_api import KubeApi
-from pagetide_gateway.kube_config import KubeConfig, load
-from pagetide_gateway.registry import Registry
+from pagetide_gateway.cluster import kube_api
+from pagetide_gateway.cluster.kube_api import KubeApi
+from pagetide_gateway.cluster.kube_config import KubeConfig, load
+from pagetide_gateway.cluster.view import pod_view, service_view, wanted
+from pagetide_gateway.cluster.watcher import ClusterWatcher
+from pagetide_gateway.replicas.registry import Registry
 from pagetide_spec.errors import SettingError
 from pagetide_spec.names import ANNOTATION_DRAINING, ANNOTATION_WAKE, LABEL_SERVICE, PLURAL
 
@@ -140,7 +140,7 @@ async def api():
 @pytest.fixture
 async def watch(api, until, monkeypatch):
     """`await watch()` -> a registry that is kept as the fake cluster is."""
-    monkeypatch.setattr(cluster, "_FIRST_PAUSE_S", 0.05)
+    monkeypatch.setattr("pagetide_gateway.cluster.watcher._FIRST_PAUSE_S", 0.05)
     async with contextlib.AsyncExitStack() as stack:
 
         async def start(registry: Registry | None = None, namespaces=(), synced: bool = True) -> Registry:

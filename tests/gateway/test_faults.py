@@ -9,8 +9,9 @@ import socket
 import pytest
 from aiohttp import ClientPayloadError, web
 
-from pagetide_gateway import asgi, health
-from pagetide_gateway.registry import Health
+from pagetide_gateway.polling import health
+from pagetide_gateway.replicas.registry import Health
+from pagetide_gateway.web import asgi
 
 
 async def begin_stream(request: web.Request, first: bytes) -> web.StreamResponse:

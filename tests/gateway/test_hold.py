@@ -7,8 +7,8 @@ import asyncio
 import pytest
 from aiohttp import web
 
-from pagetide_gateway import hold
-from pagetide_gateway.hold import HoldLimits
+from pagetide_gateway.proxy import hold
+from pagetide_gateway.proxy.hold import HoldLimits
 
 
 class Sleeper:

@@ -7,11 +7,11 @@ import os
 
 import pytest
 
-from pagetide_gateway import key_file
-from pagetide_gateway.errors import ApiError
-from pagetide_gateway.forward import Access
-from pagetide_gateway.key_file import keep_fresh, read_keys
-from pagetide_gateway.keys import KeyRing, make_key
+from pagetide_gateway.access import key_file
+from pagetide_gateway.access.key_file import keep_fresh, read_keys
+from pagetide_gateway.access.keys import KeyRing, make_key
+from pagetide_gateway.proxy.forward import Access
+from pagetide_gateway.web.errors import ApiError
 from pagetide_spec.errors import SettingError
 
 SECRET = "sk-0123456789"

@@ -9,10 +9,11 @@ import socket
 import pytest
 from aiohttp import web
 
-from pagetide_gateway import protocol, upstream
-from pagetide_gateway.forward import Access
-from pagetide_gateway.keys import KeyRing, make_key
-from pagetide_gateway.routing import ExpectedTime
+from pagetide_gateway.access.keys import KeyRing, make_key
+from pagetide_gateway.proxy.forward import Access
+from pagetide_gateway.replicas import upstream
+from pagetide_gateway.routing.routers import ExpectedTime
+from pagetide_gateway.web import protocol
 
 DEEP = b"[" * 5000 + b"]" * 5000
 

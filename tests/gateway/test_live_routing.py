@@ -7,7 +7,7 @@ from collections import Counter
 
 from aiohttp import web
 
-from pagetide_gateway.routing import ExpectedTime
+from pagetide_gateway.routing.routers import ExpectedTime
 
 LONG = "Once upon a time there was a lighthouse keeper. " * 40
 

@@ -8,11 +8,11 @@ import json
 import pytest
 from aiohttp import web
 
-from pagetide_gateway import outlier
-from pagetide_gateway.figures import parse, stall_limit
-from pagetide_gateway.outlier import FAILURES_TO_EJECT, FIRST_EJECTION_S, GOOD, after_failure, takes_part
-from pagetide_gateway.registry import Replica
-from pagetide_gateway.routing import ExpectedTime
+from pagetide_gateway.polling.figures import parse, stall_limit
+from pagetide_gateway.replicas.registry import Replica
+from pagetide_gateway.routing import outlier
+from pagetide_gateway.routing.outlier import FAILURES_TO_EJECT, FIRST_EJECTION_S, GOOD, after_failure, takes_part
+from pagetide_gateway.routing.routers import ExpectedTime
 
 
 def after(count: int, now: float = 0.0, standing=GOOD):

@@ -17,11 +17,11 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from pagetide_gateway.forward import Access
-from pagetide_gateway.keys import KeyRing, make_key
-from pagetide_gateway.page import Page, point_of
-from pagetide_gateway.registry import Health, Registry
-from pagetide_gateway.replica_load import Figures
+from pagetide_gateway.access.keys import KeyRing, make_key
+from pagetide_gateway.proxy.forward import Access
+from pagetide_gateway.replicas.registry import Health, Registry
+from pagetide_gateway.routing.replica_load import Figures
+from pagetide_gateway.serving.page import Page, point_of
 
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium-headless-shell") or shutil.which("chromium")
 needs_browser = pytest.mark.skipif(

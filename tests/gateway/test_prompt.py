@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from pagetide_gateway.prompt import BLOCK_BYTES, Density, chain, head_of, read, rewrite
+from pagetide_gateway.routing.prompt import BLOCK_BYTES, Density, chain, head_of, read, rewrite
 
 LONG = "word " * 200
 

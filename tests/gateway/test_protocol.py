@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from pagetide_gateway import protocol
+from pagetide_gateway.web import protocol
 
 
 @pytest.fixture

@@ -11,12 +11,12 @@ import pytest
 from aiohttp import ClientConnectorDNSError, ClientConnectorError, ClientOSError, ServerDisconnectedError
 from aiohttp.client_reqrep import ConnectionKey
 
-from pagetide_gateway.health import MISSES_ALLOWED, MISSES_LOST, Poll, cards_in, is_lost, judge
 from pagetide_gateway.main import main
 from pagetide_gateway.options import registry_of
-from pagetide_gateway.registry import Health, Registry
-from pagetide_gateway.relay import whole_events
-from pagetide_gateway.upstream import fault_of
+from pagetide_gateway.polling.health import MISSES_ALLOWED, MISSES_LOST, Poll, cards_in, is_lost, judge
+from pagetide_gateway.proxy.relay import whole_events
+from pagetide_gateway.replicas.registry import Health, Registry
+from pagetide_gateway.replicas.upstream import fault_of
 from pagetide_spec.errors import SettingError
 from pagetide_spec.metrics import GATEWAY_METRICS
 

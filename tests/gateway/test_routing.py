@@ -8,12 +8,12 @@ from collections import Counter
 
 import pytest
 
-from pagetide_gateway.prefix_index import MAX_BLOCKS, PrefixIndex
-from pagetide_gateway.rate import FleetRate
-from pagetide_gateway.registry import ALL_BLOCKS, Registry
-from pagetide_gateway.rendezvous import highest
-from pagetide_gateway.replica_load import STALE_S, ReplicaLoad
-from pagetide_gateway.routing import ExpectedTime, Figures, Prompt, RoundRobin, Ticket
+from pagetide_gateway.replicas.registry import ALL_BLOCKS, Registry
+from pagetide_gateway.routing.prefix_index import MAX_BLOCKS, PrefixIndex
+from pagetide_gateway.routing.rate import FleetRate
+from pagetide_gateway.routing.rendezvous import highest
+from pagetide_gateway.routing.replica_load import STALE_S, ReplicaLoad
+from pagetide_gateway.routing.routers import ExpectedTime, Figures, Prompt, RoundRobin, Ticket
 
 ABC = ("a", "b", "c")
 

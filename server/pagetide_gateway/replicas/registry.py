@@ -13,10 +13,10 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
-from .outlier import takes_part
-from .prompt import Density
+from ..routing.outlier import takes_part
+from ..routing.prompt import Density
+from ..routing.routers import ExpectedTime, Router
 from .replica import Health, Replica
-from .routing import ExpectedTime, Router
 
 __all__ = ["ALL_BLOCKS", "Health", "Registry", "Replica", "Service", "Wake"]
 

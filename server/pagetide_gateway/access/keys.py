@@ -12,7 +12,7 @@ import hashlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from .errors import too_many_a_minute, too_many_at_once, unauthorized
+from ..web.errors import too_many_a_minute, too_many_at_once, unauthorized
 
 # A burst may use up the requests of so many seconds.
 BURST_S = 10.0

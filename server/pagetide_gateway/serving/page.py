@@ -20,10 +20,10 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from .keys import KeyRing
-from .metrics import state_of
-from .registry import Registry, Replica, Service
-from .replica_load import Figures
+from ..access.keys import KeyRing
+from ..metrics import state_of
+from ..replicas.registry import Registry, Replica, Service
+from ..routing.replica_load import Figures
 
 PATH_SUMMARY = "/summary"
 INTERVAL_S = 5.0

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import uvicorn
 
+from ..web.protocol import GuardedProtocol
 from .app import Gateway
-from .protocol import GuardedProtocol
 
 # How long a request that is cut may take to say so.
 LAST_WORDS_S = 1

@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
-from .errors import ApiError, bad_request
-from .routing import Prompt
+from ..web.errors import ApiError, bad_request
+from .routers import Prompt
 
 BLOCK_BYTES = 256
 # What lies behind is not told apart: hashing must not hold up everybody else.

@@ -6,8 +6,8 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
 
-from .outlier import GOOD, Standing
-from .replica_load import Figures
+from ..routing.outlier import GOOD, Standing
+from ..routing.replica_load import Figures
 
 
 @dataclasses.dataclass(frozen=True)

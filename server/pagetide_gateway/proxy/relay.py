@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator, Callable
 
 import aiohttp
 
-from .asgi import Message, RawHeaders, Send
-from .errors import stream_broken
-from .registry import Replica
-from .upstream import AttemptFailed, describe
+from ..replicas.registry import Replica
+from ..replicas.upstream import AttemptFailed, describe
+from ..web.asgi import Message, RawHeaders, Send
+from ..web.errors import stream_broken
 
 # A response up to this size is read before the client gets its first byte, so that another replica can still take over.
 WHOLE_BYTES = 1 << 20

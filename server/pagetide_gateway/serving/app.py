@@ -17,17 +17,17 @@ from starlette.routing import BaseRoute, Route
 from pagetide_spec.names import HEADER_REQUEST_ID, PATH_HEALTH, PATH_LIVE, PATH_METRICS, PATH_READY
 from pagetide_spec.web import request_id_of
 
-from .asgi import Receive, Scope, Send, has_body, header, send_error
-from .attempts import Attempts
-from .errors import ApiError, draining, method_not_allowed, route_not_found
-from .figures import FigureReader
-from .forward import DEFAULT_ALL_BODIES, DEFAULT_MAX_BODY, OPEN, Access, Forwarder, unknown
-from .health import HealthPoller
-from .hold import DEFAULT_HOLD, Holder, HoldLimits
-from .metrics import GatewayMetrics
+from ..metrics import GatewayMetrics
+from ..polling.figures import FigureReader
+from ..polling.health import HealthPoller
+from ..proxy.attempts import Attempts
+from ..proxy.forward import DEFAULT_ALL_BODIES, DEFAULT_MAX_BODY, OPEN, Access, Forwarder, unknown
+from ..proxy.hold import DEFAULT_HOLD, Holder, HoldLimits
+from ..replicas.registry import Registry
+from ..replicas.upstream import make_session
+from ..web.asgi import Receive, Scope, Send, has_body, header, send_error
+from ..web.errors import ApiError, draining, method_not_allowed, route_not_found
 from .page import Page
-from .registry import Registry
-from .upstream import make_session
 
 # Answered to the end: they say how this process does.
 _OPEN_PATHS = frozenset((PATH_LIVE, PATH_READY, PATH_HEALTH, PATH_METRICS))

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from .registry import Registry, Replica, Service
+from ..replicas.registry import Registry, Replica, Service
 
 log = logging.getLogger(__name__)
 

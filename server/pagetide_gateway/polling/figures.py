@@ -12,11 +12,11 @@ import aiohttp
 from pagetide_spec.metrics import SERVER_METRICS, VLLM_METRICS
 from pagetide_spec.names import PATH_METRICS
 
+from ..metrics import GatewayMetrics
+from ..replicas.registry import Registry, Replica, Service
+from ..routing.outlier import after_failure
+from ..routing.replica_load import Figures
 from .for_each import for_each_replica
-from .metrics import GatewayMetrics
-from .outlier import after_failure
-from .registry import Registry, Replica, Service
-from .replica_load import Figures
 
 log = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ import logging
 import time
 from collections.abc import Callable
 
-from .errors import ApiError, held_too_long, no_ready_replica, too_many_held
-from .registry import Service, Wake
+from ..replicas.registry import Service, Wake
+from ..web.errors import ApiError, held_too_long, no_ready_replica, too_many_held
 
 log = logging.getLogger(__name__)
 

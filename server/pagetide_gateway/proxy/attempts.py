@@ -12,15 +12,15 @@ import time
 
 import aiohttp
 
-from .asgi import BodyShare, Send, send_whole
-from .errors import ApiError, no_ready_replica, queue_full, upstream_failed
+from ..metrics import GatewayMetrics
+from ..replicas.registry import Health, Replica, Service
+from ..replicas.upstream import AttemptFailed, post, returned_headers
+from ..routing.outlier import GOOD, after_failure
+from ..routing.routers import Prompt, Ticket
+from ..web.asgi import BodyShare, Send, send_whole
+from ..web.errors import ApiError, no_ready_replica, queue_full, upstream_failed
 from .hold import Holder
-from .metrics import GatewayMetrics
-from .outlier import GOOD, after_failure
-from .registry import Health, Replica, Service
 from .relay import Answer, Heard, StreamBroken, relay
-from .routing import Prompt, Ticket
-from .upstream import AttemptFailed, post, returned_headers
 
 log = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ import msgspec
 
 from pagetide_spec.names import PATH_READY
 
+from ..replicas.registry import Health, Registry, Replica, Service
+from ..replicas.upstream import Fault, describe, fault_of
 from .for_each import for_each_replica
-from .registry import Health, Registry, Replica, Service
-from .upstream import Fault, describe, fault_of
 
 log = logging.getLogger(__name__)
 

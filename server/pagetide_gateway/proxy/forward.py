@@ -12,7 +12,13 @@ from typing import Any
 from pagetide_spec.names import HEADER_REQUEST_ID, HEADER_SESSION
 from pagetide_spec.web import request_id_of
 
-from .asgi import (
+from ..access.keys import Key, KeyRing
+from ..metrics import GatewayMetrics
+from ..replicas.registry import Registry, Service
+from ..replicas.upstream import outgoing_headers
+from ..routing.prompt import Head, head_of, read, rewrite
+from ..routing.routers import Prompt
+from ..web.asgi import (
     BodyBudget,
     BodyShare,
     ClientGone,
@@ -25,15 +31,9 @@ from .asgi import (
     run_until_gone,
     send_error,
 )
+from ..web.errors import ApiError, bad_request, internal_error, model_ambiguous, model_not_found
 from .attempts import Attempts, Exchange
-from .errors import ApiError, bad_request, internal_error, model_ambiguous, model_not_found
-from .keys import Key, KeyRing
-from .metrics import GatewayMetrics
-from .prompt import Head, head_of, read, rewrite
-from .registry import Registry, Service
 from .relay import StreamBroken
-from .routing import Prompt
-from .upstream import outgoing_headers
 
 log = logging.getLogger(__name__)
 

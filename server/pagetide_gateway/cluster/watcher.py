@@ -15,9 +15,9 @@ from typing import Any
 
 from pagetide_spec.names import ANNOTATION_WAKE, API_VERSION, LABEL_SERVICE, PLURAL
 
-from .cluster_view import PodView, ServiceView, Wanted, pod_view, service_view, wanted
+from ..replicas.registry import Registry
 from .kube_api import KubeApi, KubeError
-from .registry import Registry
+from .view import PodView, ServiceView, Wanted, pod_view, service_view, wanted
 
 log = logging.getLogger(__name__)
 
