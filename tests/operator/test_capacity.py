@@ -7,7 +7,7 @@ import pytest
 from aiohttp import web
 
 from pagetide_operator.autoscaling import scrape
-from pagetide_operator.capacity import Capacity, Meter, metrics_of, parsed, total
+from pagetide_operator.verdicts.capacity import Capacity, Meter, metrics_of, parsed, total
 
 TEXT = """\
 # TYPE pagetide_kv_capacity_tokens gauge

@@ -4,7 +4,7 @@ import kubernetes.client
 import pytest
 
 from pagetide_operator.act import server_version
-from pagetide_operator.client import ApiError, Client, Fenced
+from pagetide_operator.cluster.client import ApiError, Client, Fenced
 from pagetide_spec.errors import SettingError
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from pagetide_operator.desired import ONE_AT_A_TIME, Platform, children, key_of, wanted_replicas
+from pagetide_operator.desired.children import ONE_AT_A_TIME, Platform, children, key_of, wanted_replicas
+from pagetide_operator.desired.pod import grace_seconds, pod_template
 from pagetide_operator.local.service import localize, replica_command
-from pagetide_operator.pod import grace_seconds, pod_template
 from pagetide_spec.names import ANNOTATION_APPLIED, ANNOTATION_TEMPLATE_HASH, selector_labels
 from pagetide_spec.resource import Rollout, parse
 

@@ -3,8 +3,8 @@
 import pytest
 from prometheus_client import CollectorRegistry
 
-from pagetide_operator.gauges import StoreGauges
-from pagetide_operator.store import Store
+from pagetide_operator.cluster.store import Store
+from pagetide_operator.running.gauges import StoreGauges
 from pagetide_operator.telemetry import Telemetry
 from pagetide_spec.metrics import OPERATOR_METRICS, PREFIX
 from pagetide_spec.names import ANNOTATION_DRAINING, KIND, LABEL_SERVICE

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from pagetide_operator import leader
-from pagetide_operator.client import ApiError
-from pagetide_operator.leader import DURATION, Leader, Observed
+from pagetide_operator.cluster.client import ApiError
+from pagetide_operator.running import leader
+from pagetide_operator.running.leader import DURATION, Leader, Observed
 
 
 class Leases:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pagetide_operator.merge import merged
+from pagetide_operator.desired.merge import merged
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,11 @@
 import pytest
 
 from pagetide_operator.decide import Seen, status_changes, understood
-from pagetide_operator.desired import Platform, children, key_of
-from pagetide_operator.failures import Failure
+from pagetide_operator.desired.children import Platform, children, key_of
 from pagetide_operator.local.service import localize
-from pagetide_operator.pool import NO_EXTENSION
 from pagetide_operator.prefetch import fetching_of
+from pagetide_operator.verdicts.failures import Failure
+from pagetide_operator.verdicts.pool import NO_EXTENSION
 from pagetide_spec.names import SERVER_PORT
 from pagetide_spec.resource import parse
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from pagetide_operator.desired import ONE_AT_A_TIME
-from pagetide_operator.rollout import choose_rollout, is_rolling
-from pagetide_operator.times import seconds_of
+from pagetide_operator.cluster.times import seconds_of
+from pagetide_operator.desired.children import ONE_AT_A_TIME
+from pagetide_operator.verdicts.rollout import choose_rollout, is_rolling
 from pagetide_spec.names import ANNOTATION_TEMPLATE_HASH
 from pagetide_spec.resource import Rollout, parse
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from pagetide_operator.failures import Failure
-from pagetide_operator.status import Children, Verdict, changes, invalid_status, service_status
+from pagetide_operator.verdicts.failures import Failure
+from pagetide_operator.verdicts.status import Children, Verdict, changes, invalid_status, service_status
 from pagetide_spec.errors import ResourceError
 from pagetide_spec.names import ANNOTATION_TEMPLATE_HASH
 from pagetide_spec.resource import parse

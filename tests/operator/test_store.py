@@ -1,6 +1,6 @@
 """What is known of the cluster, from events that come late, twice or not at all."""
 
-from pagetide_operator.store import Store
+from pagetide_operator.cluster.store import Store
 from pagetide_spec.names import LABEL_PREFETCH, LABEL_SERVICE
 
 KIND = "InferenceService"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pagetide_operator.watchdog import Watchdog
+from pagetide_operator.running.watchdog import Watchdog
 
 
 @pytest.mark.parametrize(

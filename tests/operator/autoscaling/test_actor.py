@@ -9,15 +9,16 @@ import pytest
 from aiohttp import web
 
 from pagetide_operator.act import write_status
-from pagetide_operator.autoscaling import actor, scrape
-from pagetide_operator.autoscaling.actor import Scaler
+from pagetide_operator.autoscaling import scrape
 from pagetide_operator.autoscaling.samples import Sample
 from pagetide_operator.autoscaling.scrape import Scraper
-from pagetide_operator.client import ApiError
+from pagetide_operator.cluster.client import ApiError
+from pagetide_operator.cluster.store import Store
+from pagetide_operator.cluster.times import timestamp
 from pagetide_operator.decide import Seen, status_changes, understood
-from pagetide_operator.store import Store
+from pagetide_operator.scaler import actor
+from pagetide_operator.scaler.actor import Scaler
 from pagetide_operator.telemetry import Telemetry
-from pagetide_operator.times import timestamp
 from pagetide_spec.names import (
     ANNOTATION_DELETION_COST,
     ANNOTATION_DRAINING,

@@ -14,8 +14,8 @@ import kubernetes.config
 import pytest
 import yaml
 
-from pagetide_operator.client import ApiError, Client, authorization
-from pagetide_operator.kinds import BY_NAME, collection_path
+from pagetide_operator.cluster.client import ApiError, Client, authorization
+from pagetide_operator.cluster.kinds import BY_NAME, collection_path
 from pagetide_spec.crd import CRD_NAME, custom_resource_definition
 from pagetide_spec.names import API_VERSION, KIND, PLURAL
 

@@ -5,7 +5,7 @@ import json
 import pytest
 import yaml
 
-from pagetide_operator.client import ApiError
+from pagetide_operator.cluster.client import ApiError
 
 pytestmark = pytest.mark.cluster
 

@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 import yaml
 
-from pagetide_operator.kinds import collection_path
+from pagetide_operator.cluster.kinds import collection_path
 from pagetide_spec.names import ANNOTATION_DRAINING, ANNOTATION_WAKE, KIND
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]

@@ -7,8 +7,8 @@ import time
 import pytest
 import yaml
 
-from pagetide_operator.client import ApiError
-from pagetide_operator.kinds import collection_path
+from pagetide_operator.cluster.client import ApiError
+from pagetide_operator.cluster.kinds import collection_path
 from pagetide_spec.names import KIND
 
 pytestmark = pytest.mark.cluster

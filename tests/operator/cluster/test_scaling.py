@@ -12,8 +12,8 @@ import urllib.request
 import pytest
 import yaml
 
-from pagetide_operator.kinds import collection_path
-from pagetide_operator.times import timestamp
+from pagetide_operator.cluster.kinds import collection_path
+from pagetide_operator.cluster.times import timestamp
 from pagetide_spec.names import ANNOTATION_DRAINING, ANNOTATION_WAKE, KIND, SERVER_PORT
 
 pytestmark = pytest.mark.cluster

@@ -12,8 +12,8 @@ from prometheus_client.registry import Collector
 from pagetide_spec.metrics import OPERATOR_METRICS
 from pagetide_spec.names import ANNOTATION_DRAINING
 
-from .pods import is_alive, is_ready
-from .store import Name, Object, Store
+from ..cluster.pods import is_alive, is_ready
+from ..cluster.store import Name, Object, Store
 
 STATES = ("desired", "ready", "starting", "draining")
 

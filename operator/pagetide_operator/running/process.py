@@ -19,21 +19,22 @@ import kubernetes.client
 
 from pagetide_spec.names import FIELD_MANAGER
 
-from . import act, health
-from .autoscaling.actor import Scaler
-from .capacity import Meter, metrics_of
-from .client import ApiError, Client, Fenced
-from .desired import Platform
-from .discovery import Discovery, OperatorError, patiently
+from .. import act
+from ..cluster.client import ApiError, Client, Fenced
+from ..cluster.kinds import BY_NAME, OPTIONAL
+from ..cluster.store import Store
+from ..desired.children import Platform
+from ..discovery import Discovery, OperatorError, patiently
+from ..handlers import Sight, registry_for, settings_for
+from ..reconcile import Reconciler
+from ..scaler.actor import Scaler
+from ..telemetry import Telemetry
+from ..verdicts.capacity import Meter, metrics_of
+from ..work import WorkQueue
+from . import health
 from .gauges import StoreGauges
-from .handlers import Sight, registry_for, settings_for
-from .kinds import BY_NAME, OPTIONAL
 from .leader import RENEW_DEADLINE, Leader
-from .reconcile import Reconciler
-from .store import Store
-from .telemetry import Telemetry
 from .watchdog import Watchdog
-from .work import WorkQueue
 
 logger = logging.getLogger(__name__)
 

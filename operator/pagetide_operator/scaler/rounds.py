@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 
-from ..store import Name
+from ..cluster.store import Name
 from ..work import WorkQueue
 
 # Services that are looked at side by side: a slow one holds up its own place only.

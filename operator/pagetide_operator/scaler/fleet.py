@@ -9,10 +9,10 @@ from typing import Any
 
 from pagetide_spec.names import ANNOTATION_DELETION_COST, ANNOTATION_DRAINING, ANNOTATION_WAKE
 
-from ..pods import is_alive
-from ..rollout import is_rolling
-from ..times import seconds_of, timestamp
-from .autoscaler import Fleet, Replica
+from ..autoscaling.autoscaler import Fleet, Replica
+from ..cluster.pods import is_alive
+from ..cluster.times import seconds_of, timestamp
+from ..verdicts.rollout import is_rolling
 
 Object = Mapping[str, Any]
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from pagetide_spec.resource import InferenceService
 
+from ..cluster.kinds import POOL
+from ..plan import is_owned
 from .failures import Failure
-from .kinds import POOL
-from .plan import is_owned
 from .status import POOL_CONDITION, Verdict
 
 Object = Mapping[str, Any]

@@ -8,8 +8,8 @@ from typing import Any
 from pagetide_spec.errors import ResourceError
 from pagetide_spec.resource import InferenceService
 
+from ..cluster.store import Name
 from ..decide import understood
-from ..store import Name
 
 Object = Mapping[str, Any]
 

@@ -10,9 +10,9 @@ from pagetide_spec.errors import ResourceError
 from pagetide_spec.names import selector_labels
 from pagetide_spec.resource import InferenceService
 
+from ..cluster.pods import is_ready
 from .capacity import Capacity
 from .failures import OF_PODS_TO_COME, Failure, worst_failure
-from .pods import is_ready
 from .rollout import is_current, is_one_by_one, is_rolling
 
 Object = Mapping[str, Any]

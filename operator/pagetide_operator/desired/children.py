@@ -23,7 +23,7 @@ from pagetide_spec.names import (
 )
 from pagetide_spec.resource import EndpointPicker, InferenceService, Rollout
 
-from .kinds import MONITOR, POOL
+from ..cluster.kinds import MONITOR, POOL
 from .pod import Manifest, digest, labels_of
 from .version import NOTHING_TO_FETCH, Fetching, Version, version_of
 

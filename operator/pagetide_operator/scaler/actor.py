@@ -13,22 +13,22 @@ from pagetide_spec.names import ANNOTATION_DRAINING, KIND
 from pagetide_spec.resource import InferenceService
 
 from .. import act
-from ..client import ApiError, Client
-from ..desired import wanted_replicas
+from ..autoscaling.autoscaler import Autoscaler, Fleet, Step
+from ..autoscaling.explain import active_condition, changes_in, limited_condition, sentence, status_after
+from ..autoscaling.policy import remembered
+from ..autoscaling.samples import Sample
+from ..autoscaling.scrape import Scraper
+from ..autoscaling.windows import SCRAPE_S
+from ..cluster.client import ApiError, Client
+from ..cluster.pods import address_of, is_alive
+from ..cluster.store import Name, Object, Store
+from ..desired.children import wanted_replicas
 from ..discovery import patiently
-from ..pods import address_of, is_alive
-from ..status import Verdict
-from ..store import Name, Object, Store
 from ..telemetry import Telemetry
-from .autoscaler import Autoscaler, Fleet, Step
-from .explain import active_condition, changes_in, limited_condition, sentence, status_after
+from ..verdicts.status import Verdict
 from .fleet import drain_patch, fleet_of, undrain_patch, wake_of
-from .policy import remembered
 from .rounds import Rounds
-from .samples import Sample
-from .scrape import Scraper
 from .services import Services
-from .windows import SCRAPE_S
 
 logger = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from pagetide_spec.resource import InferenceService, Rollout
 
-from .desired import ONE_AT_A_TIME
-from .times import seconds_of
+from ..cluster.times import seconds_of
+from ..desired.children import ONE_AT_A_TIME
 
 Object = Mapping[str, Any]
 

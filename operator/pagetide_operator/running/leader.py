@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from .client import ApiError, Client
-from .kinds import collection_path
+from ..cluster.client import ApiError, Client
+from ..cluster.kinds import collection_path
 
 logger = logging.getLogger(__name__)
 

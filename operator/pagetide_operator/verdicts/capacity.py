@@ -12,9 +12,9 @@ import aiohttp
 
 from pagetide_spec.names import PATH_METRICS
 
-from .autoscaling.samples import parse_sample
-from .autoscaling.scrape import fetched
-from .pods import address_of, is_ready
+from ..autoscaling.samples import parse_sample
+from ..autoscaling.scrape import fetched
+from ..cluster.pods import address_of, is_ready
 
 logger = logging.getLogger(__name__)
 
