@@ -61,9 +61,9 @@ class Talk:
         return len(said) >= 3 and not any(s["problem"] for s in said[-3:])
 
     async def fails(self):
-        """Whether the latest requests were not."""
+        """Whether the latest request was not; one is enough, as each may wait for its whole time limit."""
         said = await self.said()
-        return len(said) >= 3 and all(s["problem"] for s in said[-3:])
+        return bool(said) and bool(said[-1]["problem"])
 
 
 def config_map(name, files):
@@ -110,13 +110,13 @@ async def test_a_real_server_under_a_running_client(cluster, images, operator, k
 
     # One that goes by itself lets its requests end.
     await kubectl("scale", space, "pgt/llm", "--replicas=1")
-    await cluster.until(lambda: holds(cluster, 16), 60)
+    await cluster.until(lambda: holds(cluster, 16), 120)
     await cluster.until(talk.works, 30)
     assert await talk.mark() == []
 
     await kubectl("delete", space, "pgt/llm")
-    await cluster.until(talk.fails, 60)
-    await cluster.until(lambda: is_gone(cluster), 60)
+    await cluster.until(lambda: is_gone(cluster), 120)
+    await cluster.until(talk.fails, 120)
 
 
 async def is_replaced(cluster, old, count):
