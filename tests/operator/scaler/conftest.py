@@ -2,9 +2,7 @@
 
 import pytest
 
-from pagetide_spec.names import (
-    KIND,
-)
+from pagetide_spec.names import KIND
 
 from .world import QUICK, World
 

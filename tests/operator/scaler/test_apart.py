@@ -2,10 +2,7 @@
 
 from pagetide_operator.cluster.client import ApiError
 from pagetide_operator.scaler import actor
-from pagetide_spec.names import (
-    ANNOTATION_PAUSED,
-    KIND,
-)
+from pagetide_spec.names import ANNOTATION_PAUSED, KIND
 
 from .world import QUICK, running, until
 

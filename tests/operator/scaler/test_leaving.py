@@ -4,12 +4,7 @@ import pytest
 
 from pagetide_operator.cluster.client import ApiError
 from pagetide_operator.cluster.times import timestamp
-from pagetide_spec.names import (
-    ANNOTATION_DELETION_COST,
-    ANNOTATION_DRAINING,
-    ANNOTATION_PAUSED,
-    KIND,
-)
+from pagetide_spec.names import ANNOTATION_DELETION_COST, ANNOTATION_DRAINING, ANNOTATION_PAUSED, KIND
 
 from .world import QUICK, running, until
 

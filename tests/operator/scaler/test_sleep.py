@@ -4,11 +4,7 @@ from pagetide_operator.act import write_status
 from pagetide_operator.cluster.client import ApiError
 from pagetide_operator.cluster.times import timestamp
 from pagetide_operator.scaler import actor
-from pagetide_spec.names import (
-    ANNOTATION_DRAINING,
-    ANNOTATION_WAKE,
-    KIND,
-)
+from pagetide_spec.names import ANNOTATION_DRAINING, ANNOTATION_WAKE, KIND
 
 from .world import BEGIN, merged, running, until
 

@@ -2,9 +2,7 @@
 
 from pagetide_operator.cluster.times import timestamp
 from pagetide_operator.decide import Seen, status_changes, understood
-from pagetide_spec.names import (
-    KIND,
-)
+from pagetide_spec.names import KIND
 
 
 async def test_a_change_is_in_status_event_metric_and_log(world, caplog):

@@ -12,10 +12,7 @@ from pagetide_operator.cluster.store import Store
 from pagetide_operator.cluster.times import timestamp
 from pagetide_operator.scaler.actor import Scaler
 from pagetide_operator.telemetry import Telemetry
-from pagetide_spec.names import (
-    KIND,
-    LABEL_SERVICE,
-)
+from pagetide_spec.names import KIND, LABEL_SERVICE
 
 BEGIN = 1_800_000_000.0
 QUICK = {"maxReplicas": 4, "behavior": {"scaleDown": {"stabilizationWindowSeconds": 0}}}
