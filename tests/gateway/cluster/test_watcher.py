@@ -12,62 +12,12 @@ from aiohttp import web
 
 from pagetide_gateway.cluster import kube_api
 from pagetide_gateway.cluster.kube_api import KubeApi
-from pagetide_gateway.cluster.kube_config import KubeConfig, load
-from pagetide_gateway.cluster.view import pod_view, service_view, wanted
+from pagetide_gateway.cluster.kube_config import KubeConfig
 from pagetide_gateway.cluster.watcher import ClusterWatcher
 from pagetide_gateway.replicas.registry import Registry
-from pagetide_spec.errors import SettingError
 from pagetide_spec.names import ANNOTATION_DRAINING, ANNOTATION_WAKE, LABEL_SERVICE, PLURAL
 
-
-def service(name: str, namespace: str = "ns", served: str | None = None, **spec) -> dict:
-    model = {"uri": "hf://a/b", **({"servedName": served} if served else {})}
-    return {"metadata": {"name": name, "namespace": namespace}, "spec": {"model": model, **spec}}
-
-
-def pod(name: str, of: str, namespace: str = "ns", ip: str = "10.0.0.1", **more) -> dict:
-    ready = more.pop("ready", "True")
-    metadata = {"name": name, "namespace": namespace, "labels": {LABEL_SERVICE: of}, **more.pop("metadata", {})}
-    conditions = [{"type": "Ready", "status": ready}]
-    return {"metadata": metadata, "status": {"podIP": ip, "phase": "Running", "conditions": conditions, **more}}
-
-
-@pytest.mark.parametrize(
-    ("resource", "expected"),
-    [
-        pytest.param(pod("p", "m"), (True, False), id="ready"),
-        pytest.param(pod("p", "m", ready="False"), (False, False), id="not ready"),
-        pytest.param(
-            pod("p", "m", metadata={"deletionTimestamp": "2026-01-01T00:00:00Z"}), (True, True), id="being deleted"
-        ),
-        pytest.param(
-            pod("p", "m", metadata={"annotations": {ANNOTATION_DRAINING: "2026-01-01T00:00:00Z"}}),
-            (True, True),
-            id="chosen to leave",
-        ),
-        pytest.param(pod("p", "m", ip=""), None, id="no address yet"),
-        pytest.param(pod("p", "m", phase="Failed"), None, id="ended"),
-        pytest.param({"metadata": {"name": "p", "namespace": "ns"}}, None, id="nothing known"),
-    ],
-)
-def test_pod_view(resource, expected):
-    view = pod_view(resource)
-    assert (view and (view.is_ready, view.is_draining)) == expected
-
-
-def test_addresses_of_both_families():
-    assert pod_view(pod("p", "m", ip="fd00::1")).url == "http://[fd00::1]:8000"
-
-
-@pytest.mark.parametrize("spec", [None, [], {"model": 3}, {"model": {"servedName": 3}}])
-def test_a_wrong_resource_is_listed_under_its_name(spec):
-    assert service_view({"metadata": {"name": "a", "namespace": "ns"}, "spec": spec}).served == "a"
-
-
-def test_pods_go_to_the_service_of_their_namespace():
-    services = [service_view(service("m", "a")), service_view(service("m", "b"))]
-    one, two = wanted(services, [pod_view(pod("p", "m", "a")), pod_view(pod("q", "gone", "a"))])
-    assert (dict(one.replicas), dict(two.replicas)) == ({"p": "http://10.0.0.1:8000"}, {})
+from .resources import pod, service
 
 
 class FakeApi:
@@ -294,58 +244,3 @@ async def test_a_gateway_is_not_ready_before_it_has_seen_the_cluster(start_gatew
     seen = True
     async with front.get("/readyz") as response:
         assert response.status == 200
-
-
-KUBECONFIG = """
-current-context: x
-contexts: [{name: x, context: {cluster: c, user: u}}]
-clusters: [{name: c, cluster: {server: "http://127.0.0.1:1/"}}]
-users: [{name: u, user: {token: tok}}]
-"""
-
-
-def test_a_kubeconfig_is_read(tmp_path):
-    path = tmp_path / "config"
-    path.write_text(KUBECONFIG)
-    config = load({"KUBECONFIG": str(path)}, tmp_path)
-    assert (config.server, config.tls, config.token()) == ("http://127.0.0.1:1", None, "tok")
-
-
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        pytest.param(KUBECONFIG.replace("token: tok", "exec: {command: x}"), "helper program", id="a login helper"),
-        pytest.param(KUBECONFIG.replace("current-context: x", "current-context: y"), "y in contexts", id="no context"),
-        pytest.param("{", "cannot be used", id="no YAML"),
-        pytest.param(
-            KUBECONFIG.replace("{server:", "{proxy-url: http://p, server:"), "proxy-url is not supported", id="a proxy"
-        ),
-        pytest.param("[]", "not a complete", id="a list"),
-    ],
-)
-def test_a_wrong_kubeconfig_is_named(text, problem, tmp_path):
-    path = tmp_path / "config"
-    path.write_text(text)
-    with pytest.raises(SettingError, match=problem):
-        load({"KUBECONFIG": str(path)}, tmp_path)
-
-
-def test_no_cluster_at_all_says_the_way_out(tmp_path):
-    with pytest.raises(SettingError, match="--service"):
-        load({"HOME": str(tmp_path)}, tmp_path)
-
-
-def test_a_service_accounts_token_is_read_anew(tmp_path, monkeypatch):
-    (tmp_path / "token").write_text("one\n")
-    monkeypatch.setattr("ssl.create_default_context", lambda cafile: cafile)
-    config = load({"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "6443"}, tmp_path)
-    assert config.server == "https://[fd00::1]:6443"
-    assert config.token() == "one"
-    (tmp_path / "token").write_text("two\n")
-    assert config.token() == "two"
-
-
-def test_a_service_account_without_a_certificate_is_named(tmp_path):
-    (tmp_path / "token").write_text("one\n")
-    with pytest.raises(SettingError, match=r"ca\.crt"):
-        load({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, tmp_path)
