@@ -1,4 +1,4 @@
-"""What a dashboard is made of, and its JSON as Grafana 9.5 and later reads it. Pure."""
+"""What a dashboard is made of, and its JSON as Grafana 10.2 and later reads it. Pure."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ def _heatmap(panel: Panel) -> Json:
             "yAxis": {"unit": panel.unit},
             "color": {"mode": "scheme", "scheme": "Oranges", "steps": 64},
             "cellGap": 1,
-            "tooltip": {"show": True},
+            "tooltip": {"mode": "single", "yHistogram": False},
         },
     }
 
@@ -283,7 +283,6 @@ def _variable(variable: Variable) -> Json:
         "type": "query",
         "datasource": DATASOURCE,
         "query": {"query": query, "refId": variable.name},
-        "definition": query,
         "refresh": 2,
         "sort": 1,
         "multi": True,
