@@ -86,8 +86,9 @@ OVERVIEW = Row(
         Panel(
             "Replica-hours",
             "none",
-            "What this time range cost, to be multiplied by the price of a replica; by service in the table below. "
-            "High at low load: lower minReplicas, or let services sleep (minReplicas: 0, idleSeconds).",
+            "What this time range cost, to be multiplied by the price of a replica; each counts from when its model is "
+            "loaded. By service in the table below. High at low load: lower minReplicas, or let services sleep "
+            "(minReplicas: 0, idleSeconds).",
             [Query(f"sum({REPLICA_HOURS})")],
             kind="stat",
             width=4,
