@@ -31,7 +31,7 @@ from ..web.asgi import (
     run_until_gone,
     send_error,
 )
-from ..web.errors import ApiError, bad_request, internal_error, model_ambiguous, model_not_found
+from ..web.errors import KEY_LIMITS, ApiError, bad_request, internal_error, model_ambiguous, model_not_found
 from .attempts import Attempts, Exchange
 from .relay import StreamBroken
 
@@ -104,7 +104,7 @@ class Forwarder:
 
     async def _refuse(self, way: Way, error: ApiError) -> None:
         self._metrics.answered(way.model, error.status)
-        if error.status == 429:
+        if error.code in KEY_LIMITS:
             self._metrics.limited(error.code)
         headers = [(HEADER_REQUEST_ID.encode(), way.request_id.encode("latin-1"))]
         await send_error(way.send, error, headers, is_last=not way.is_read and has_body(way.scope))

@@ -62,16 +62,20 @@ def unauthorized(why: str) -> ApiError:
     return ApiError(401, why, code="invalid_api_key")
 
 
+# What a key may run into.
+AT_ONCE, A_MINUTE = KEY_LIMITS = ("concurrency_limit_exceeded", "rate_limit_exceeded")
+
+
 def too_many_at_once(name: str, limit: int) -> ApiError:
     """429: the key has as many requests under way as it may."""
     message = f"The key `{name}` may have {limit} requests under way at once"
-    return ApiError(429, message, code="concurrency_limit_exceeded", retry_s=1)
+    return ApiError(429, message, code=AT_ONCE, retry_s=1)
 
 
 def too_many_a_minute(name: str, limit: float, retry_s: float) -> ApiError:
     """429: the key's requests come too fast; says when the next one may come."""
     message = f"The key `{name}` may send {limit:g} requests a minute"
-    return ApiError(429, message, code="rate_limit_exceeded", retry_s=retry_s)
+    return ApiError(429, message, code=A_MINUTE, retry_s=retry_s)
 
 
 def too_many_held(model: str) -> ApiError:

@@ -1,4 +1,6 @@
-"""The page at `/`: its data, and itself in a real headless browser."""
+"""The page at `/` in a real headless browser: what people see, on wide and narrow screens, light and dark, with keys
+and without, and what names and answers that are no text of ours may do to it.
+"""
 
 from __future__ import annotations
 
@@ -19,93 +21,14 @@ from aiohttp import web
 
 from pagetide_gateway.access.keys import KeyRing, make_key
 from pagetide_gateway.proxy.forward import Access
-from pagetide_gateway.replicas.registry import Health, Registry
-from pagetide_gateway.routing.replica_load import Figures
-from pagetide_gateway.serving.page import Page, point_of
 
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium-headless-shell") or shutil.which("chromium")
-needs_browser = pytest.mark.skipif(
+pytestmark = pytest.mark.skipif(
     CHROMIUM is None, reason='needs a headless browser: name it in CHROMIUM, or: eval "$(.ci/observers)"'
 )
-
-
-# ---- figures
-
-
-@pytest.fixture
-def registry():
-    made = Registry()
-    service = made.put("m", {"m-0": "http://127.0.0.1:1", "m-1": "http://127.0.0.1:2"})
-    for replica in service.replicas.values():
-        replica.health = Health(ready=True)
-    return made
-
-
-def tell(registry, name, **figures):
-    registry.services["m"].replicas[name].figures = Figures(**figures)
-
-
-def test_points_are_rates_over_all_replicas(registry):
-    now = [1000.0]
-    page = Page(registry, None, clock=lambda: now[0])
-    tell(registry, "m-0", generated_tokens=100.0, query_tokens=50.0, hit_tokens=0.0, running=1.0, waiting=0.0)
-    page.look()
-    now[0] += 10
-    tell(registry, "m-0", generated_tokens=200.0, query_tokens=150.0, hit_tokens=75.0, running=2.0, waiting=3.0)
-    tell(registry, "m-1", generated_tokens=5000.0, query_tokens=10.0, hit_tokens=10.0, running=1.0, waiting=0.0)
-    page.look()
-    point = page.summary()["services"][0]["history"][-1]
-    # The second one was not known before: what it did until then is not of this interval.
-    assert point == {"time": 1010.0, "inFlight": 0, "held": 0, "running": 3.0, "waiting": 3.0, "tokens": 10.0,
-                     "hitRatio": 0.75}  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("before", "now", "tokens"),
-    [
-        pytest.param({"m-0": (100.0, None, None)}, {"m-0": (130.0, None, None)}, 3.0, id="it went on"),
-        pytest.param({"m-0": (100.0, None, None)}, {"m-0": (20.0, None, None)}, 2.0, id="it began anew"),
-        pytest.param({"m-0": (None, None, None)}, {"m-0": (20.0, None, None)}, 0.0, id="it had told nothing"),
-        pytest.param({"gone": (5.0, None, None)}, {}, 0.0, id="it is gone"),
-    ],
-)
-def test_how_totals_grow(registry, before, now, tokens):
-    tell(registry, "m-0")
-    assert point_of(registry.services["m"], before, now, 10.0, 0.0).tokens == tokens
-
-
-def test_who_tells_nothing_has_no_figures(registry):
-    point = point_of(registry.services["m"], {}, {}, 5.0, 0.0)
-    assert (point.running, point.tokens, point.hit_ratio) == (None, None, None)
-
-
-def test_the_past_is_bounded_and_services_that_are_gone_are_forgotten(registry):
-    page = Page(registry, None)
-    for _ in range(100):
-        page.look()
-    assert len(page.summary()["services"][0]["history"]) == 60
-    registry.remove("m")
-    page.look()
-    assert page.summary()["services"] == []
-
-
-async def test_with_keys_the_data_needs_one_and_the_page_tells_nothing(start_replicas, start_gateway):
-    front = await start_gateway(
-        *await start_replicas(1, "secret-model"), access=Access(KeyRing([make_key("me", "right")]))
-    )
-    async with front.get("/summary") as reply:
-        assert reply.status == 401
-    async with front.client.get(front.url + "/summary", headers={"authorization": "Bearer right"}) as reply:
-        assert (await reply.json())["services"][0]["model"] == "secret-model"
-    async with front.get("/") as reply:
-        assert reply.status == 200
-        assert "secret-model" not in await reply.text()
-        policy = reply.headers["content-security-policy"]
-        assert "default-src 'none'" in policy
-        assert "unsafe" not in policy
-
-
-# ---- in a browser
+STATE = "document.getElementById('state').textContent"
+ANSWER = "document.getElementById('answer').textContent"
+SEND = "document.getElementById('send').click()"
 
 
 class Browser:
@@ -114,6 +37,7 @@ class Browser:
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self._socket, self._count = socket, 0
         self.complaints: list[str] = []
+        self.asked_for: list[str] = []
 
     async def call(self, method: str, **parameters: Any) -> dict[str, Any]:
         self._count += 1
@@ -130,8 +54,11 @@ class Browser:
         if event.get("method") == "Log.entryAdded" and event["params"]["entry"]["level"] == "error":
             self.complaints.append(str(event["params"]["entry"]))
 
+        if event.get("method") == "Network.requestWillBeSent":
+            self.asked_for.append(event["params"]["request"]["url"])
+
     async def open(self, url: str) -> None:
-        for domain in ("Runtime", "Log", "Page"):
+        for domain in ("Runtime", "Log", "Page", "Network"):
             await self.call(f"{domain}.enable")
         await self.call("Page.navigate", url=url)
 
@@ -144,6 +71,12 @@ class Browser:
             while not (found := await self.read(expression)):  # noqa: ASYNC110 - the page has no event for us
                 await asyncio.sleep(0.05)
         return found
+
+    async def look(self, width: int, scheme: str) -> None:
+        """Be so wide, and light or dark."""
+        metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+        await self.call("Emulation.setDeviceMetricsOverride", **metrics)
+        await self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
 
     async def picture(self) -> bytes:
         return base64.b64decode((await self.call("Page.captureScreenshot"))["data"])
@@ -199,7 +132,6 @@ async def refuse(request: web.Request) -> web.StreamResponse:
     return web.json_response({"error": {"message": "the prompt is too long"}}, status=400)
 
 
-@needs_browser
 async def test_the_page_shows_the_fleet_and_answers_a_prompt(start_replicas, start_gateway, browser):
     replicas = await start_replicas(2)
     tokens = [0]
@@ -218,24 +150,109 @@ async def test_the_page_shows_the_fleet_and_answers_a_prompt(start_replicas, sta
     assert "ready" in await browser.read("document.querySelector('#services td.ready').textContent")
     # After two points there is a line.
     await browser.until("document.querySelector('polyline').getAttribute('points').split(' ').length >= 2")
-    await browser.read("document.getElementById('send').click()")
-    answer = "document.getElementById('answer').textContent"
-    await browser.until(f"{answer}.endsWith(' was')")
-    assert await browser.read(answer) == "<img src=x onerror=alert(1)> there was"
+    await browser.read(SEND)
+    await browser.until(f"{ANSWER}.endsWith(' was')")
+    assert await browser.read(ANSWER) == "<img src=x onerror=alert(1)> there was"
     assert json.loads(replicas[0].bodies[0] if replicas[0].bodies else replicas[1].bodies[0])["model"] == "m"
     assert browser.complaints == []
+    assert all(url.startswith((front.url, "data:")) for url in browser.asked_for), browser.asked_for
+    assert len(browser.asked_for) > 2
     assert len(await browser.picture()) > 5000
 
     for replica in replicas:
         replica.answer = refuse
-    await browser.read("document.getElementById('send').click()")
-    await browser.until(f"{answer} == 'the prompt is too long'")
+    await browser.read(SEND)
+    await browser.until(f"{ANSWER} == 'the prompt is too long'")
 
 
-@needs_browser
 async def test_the_page_asks_for_a_key_where_one_is_needed(start_replicas, start_gateway, browser):
-    front = await start_gateway(*await start_replicas(1), access=Access(KeyRing([make_key("me", "right")])))
+    replica, *_ = replicas = await start_replicas(1)
+    replica.answer = stream
+    front = await start_gateway(*replicas, access=Access(KeyRing([make_key("me", "right")])))
     await browser.open(front.url + "/")
-    await browser.until("document.getElementById('state').textContent == 'an API key is needed'")
-    await browser.read("document.getElementById('key').value = 'right'; refresh()")
-    await browser.until("document.getElementById('state').textContent == '1 of 1 services ready'")
+    await browser.until(f"{STATE} == 'an API key is needed'")
+    assert await browser.read("document.getElementById('key-label').hidden") is False
+    await type_key(browser, "right")
+    await browser.until(f"{STATE} == '1 of 1 services ready'")
+    await browser.read(SEND)
+    await browser.until(f"{ANSWER}.endsWith(' was')")
+    # Whoever loses the key sees nothing more.
+    await type_key(browser, "wrong")
+    await browser.until(f"{STATE} == 'the API key is not valid'")
+    assert await browser.read("document.getElementById('services').textContent") == ""
+    await browser.read(SEND)
+    await browser.until(f"{ANSWER} == 'The API key is not valid'")
+
+
+async def type_key(browser: Browser, key: str) -> None:
+    await browser.read(f"document.getElementById('key').value = '{key}'; refresh()")
+
+
+EVIL = "<img src=x onerror=alert(1)><script>alert(2)</script>"
+
+
+async def test_names_and_reasons_from_elsewhere_are_text(start_replicas, start_gateway, browser):
+    replicas = await start_replicas(1, model=EVIL)
+    front = await start_gateway(*replicas)
+    service = front.registry.services[EVIL]
+    replica = service.replicas[f"{EVIL}-0"]
+    replica.figures = None
+    await browser.open(front.url + "/")
+    await browser.until(f"{STATE} == '1 of 1 services ready'")
+    assert await browser.read("document.querySelector('h2').textContent") == EVIL
+    assert await browser.read("document.querySelector('#services td').textContent") == f"{EVIL}-0"
+    assert await browser.read("document.querySelectorAll('img, #services script').length") == 0
+    assert await browser.read("document.getElementById('model').value") == EVIL
+    assert browser.complaints == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1000, 360])
+async def test_it_fits_and_can_be_read(start_replicas, start_gateway, browser, width, scheme, tmp_path):
+    replicas = await start_replicas(2, model="a-service-with-a-name-that-is-as-long-as-names-of-pods-are-7d9f8c6b5")
+    front = await start_gateway(*replicas)
+    await browser.look(width, scheme)
+    await browser.open(front.url + "/")
+    await browser.until("document.querySelectorAll('#services tr').length == 3")
+    assert await browser.read("document.documentElement.scrollWidth <= innerWidth")
+    for element in ("h2", "td", "td.ready", "th", "#state", "label", "figcaption"):
+        assert await browser.read(CONTRAST % (element, scheme)) >= 4.5, element
+    assert len(await browser.picture()) > 5000
+
+
+# How well an element's text stands out, as WCAG counts it, before the canvas of the scheme.
+CONTRAST = """(() => {
+  const light = (colour) => {
+    const parts = colour.match(/[\\d.]+/g).slice(0, 3).map((v) => v / 255);
+    const [r, g, b] = parts.map((v) => v <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4);
+    return .2126 * r + .7152 * g + .0722 * b;
+  };
+  const text = light(getComputedStyle(document.querySelector('%s')).color);
+  const ground = light('%s' === 'dark' ? 'rgb(18, 18, 18)' : 'rgb(255, 255, 255)');
+  return (Math.max(text, ground) + .05) / (Math.min(text, ground) + .05);
+})()"""
+
+
+async def endless(request: web.Request) -> web.StreamResponse:
+    """Goes on until nobody listens."""
+    out = web.StreamResponse(headers={"content-type": "text/event-stream"})
+    await out.prepare(request)
+    while True:
+        await out.write(b'data: {"choices": [{"index": 0, "text": "on "}]}\n\n')
+        await asyncio.sleep(0.01)
+
+
+async def test_an_answer_can_be_stopped(start_replicas, start_gateway, browser, until):
+    replica, *_ = replicas = await start_replicas(1)
+    replica.answer = endless
+    front = await start_gateway(*replicas)
+    await browser.open(front.url + "/")
+    await browser.until(f"{STATE} == '1 of 1 services ready'")
+    await browser.read(SEND)
+    await browser.until(f"{ANSWER}.startsWith('on on on')")
+    assert await browser.read("document.getElementById('send').disabled") is True
+    await browser.read("document.getElementById('stop').click()")
+    await browser.until("!document.getElementById('send').disabled")
+    await until(replica.cancelled.is_set)
+    assert (await browser.read(ANSWER)).strip("on ") == ""
+    assert await browser.read("document.getElementById('stop').hidden") is True
