@@ -1,4 +1,4 @@
-"""Call the C++ ops between a layer's matrix products (`layer_ops.cpp`). All tensors are contiguous, float32, on the CPU."""
+"""Call the C++ ops between a layer's matrix products (`layer_ops.cpp`): float32, contiguous, on the CPU."""
 
 from __future__ import annotations
 
@@ -40,26 +40,23 @@ def add_norm(
     hidden: torch.Tensor,
     x: torch.Tensor,
     own: torch.Tensor | None,
-    following: torch.Tensor | None,
     eps: float,
-) -> torch.Tensor | None:
-    """Add x [m, n] to hidden [m, n] in place, and give the norm of the sum.
+    following: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+) -> None:
+    """Add x [m, n] to hidden [m, n] in place, and write the norm of the sum.
 
     Args:
         hidden: changed.
         x: what is added, by its own norm first if it has one.
         own: weights [n] of x's norm, or None.
-        following: weights [n] of the norm of the sum, or None.
         eps: of both norms.
-
-    Returns:
-        the norm of the sum, or None if none is wanted.
+        following: weights [n] of the norm of the sum, or None if it is not wanted.
+        out: [m, n], where the norm of the sum goes; may be x.
     """
     m, n = hidden.shape
-    out = torch.empty(m, n) if following is not None else None
     ends = [None if t is None else t.data_ptr() for t in (own, following, out)]
     _function("add_norm")(hidden.data_ptr(), x.data_ptr(), *ends, m, n, eps, torch.get_num_threads())
-    return out
 
 
 def gated(gate_up: torch.Tensor, activation: str) -> torch.Tensor:

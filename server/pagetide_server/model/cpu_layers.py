@@ -48,31 +48,31 @@ class CpuLayer(torch.nn.Module):
         self.behind_attention = behind if twice else None
         self.before_mlp = _norm(layer.pre_feedforward_layernorm)[0] if twice else behind
         self.behind_mlp = _norm(layer.post_feedforward_layernorm)[0] if twice else None
-        norms = (getattr(attention, name, None) for name in ("q_norm", "k_norm"))
-        self.head_norms = tuple(None if norm is None else _norm(norm)[0] for norm in norms)
+        self.head_norms = _head_norm(attention, "q_norm"), _head_norm(attention, "k_norm")
 
     def forward(self, hidden_states: torch.Tensor, **others: Any) -> torch.Tensor:
         """As transformers calls it, with `position_embeddings` and `paged`; what else it hands on is not needed."""
         hidden = hidden_states[0]
         x = layer_ops.rms_norm(hidden, self.before_attention, self.eps)
         x = self._attend(x, others["position_embeddings"], others["paged"])
-        x = layer_ops.add_norm(hidden, x, self.behind_attention, self.before_mlp, self.eps)
+        layer_ops.add_norm(hidden, x, self.behind_attention, self.eps, self.before_mlp, x)
         x = self.down(layer_ops.gated(self.gate_up(x), self.activation))
-        layer_ops.add_norm(hidden, x, self.behind_mlp, None, self.eps)
+        layer_ops.add_norm(hidden, x, self.behind_mlp, self.eps)
         return hidden_states
 
     def _attend(self, x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor], paged: StepAttention) -> torch.Tensor:
         """[tokens, size] -> the same"""
         shape, batch = self.shape, paged.batch
-        qkv, caches = self.qkv(x), paged.caches[self.layer_idx]
+        qkv, (keys, values) = self.qkv(x), paged.caches[self.layer_idx]
         cos, sin = (a.reshape(-1, a.shape[-1]) for a in angles)
         layer_ops.rotate_and_cache(
-            qkv, shape.heads, (cos, sin), self.head_norms, self.eps, caches, batch.slots
+            qkv, shape.heads, (cos, sin), self.head_norms, self.eps, (keys, values), batch.slots
         )  # fmt: skip
         query = qkv[:, : shape.heads * shape.key_dim].view(-1, shape.heads, shape.key_dim)
         out = paged_attention(
-            query.to(caches[0].dtype),
-            *caches,
+            query.to(keys.dtype),
+            keys,
+            values,
             batch.block_tables,
             batch.context_lens,
             batch.query_starts,
@@ -145,6 +145,11 @@ def _parts(module: Any, merged: str, names: tuple[str, ...]) -> list[Any]:
 def _activation(mlp: Any) -> str:
     config = mlp.config
     return str(getattr(config, "hidden_activation", None) or config.hidden_act)
+
+
+def _head_norm(attention: Any, name: str) -> torch.Tensor | None:
+    norm = getattr(attention, name, None)
+    return None if norm is None else _norm(norm)[0]
 
 
 def _norm(norm: Any) -> tuple[torch.Tensor, float]:

@@ -57,8 +57,8 @@ def pack_network(network: Any, layers: list[Layer], kind: str, float_activations
         network: changed in place.
         layers: its attention layers.
         kind: see `pagetide_kernels.packed_linear.pack`.
-        float_activations: what is not swapped becomes float32 whatever it takes; else only where layers need it, or where
-            no matrix is among it.
+        float_activations: what is not swapped becomes float32 whatever memory it takes; else only where swapped layers
+            need it, or no matrix is left.
 
     Returns:
         bytes that the packed weights take.
