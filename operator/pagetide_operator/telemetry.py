@@ -1,4 +1,4 @@
-"""What the operator counts of its own work; `health.py` tells it."""
+"""What the operator counts of its own work; `running/health.py` tells it."""
 
 from __future__ import annotations
 

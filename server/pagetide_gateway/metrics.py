@@ -13,9 +13,9 @@ from prometheus_client.registry import Collector
 
 from pagetide_spec.metrics import GATEWAY_METRICS, Metric
 
-from .errors import KEY_LIMITS
-from .registry import Registry, Replica
-from .routing import REASONS
+from .replicas.registry import Registry, Replica
+from .routing.routers import REASONS
+from .web.errors import KEY_LIMITS
 
 MODEL = "model_name"
 # How holding ends: a replica came, none came, or too many waited already.

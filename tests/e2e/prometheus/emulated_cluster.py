@@ -20,7 +20,7 @@ import kmock
 import kubernetes.client
 from kmock import Server
 
-from pagetide_operator.process import Operator, Options
+from pagetide_operator.running.process import Operator, Options
 from pagetide_spec.names import API_VERSION, KIND, LABEL_SERVICE, PLURAL
 
 RESOURCES = f"{API_VERSION}/{PLURAL}"
