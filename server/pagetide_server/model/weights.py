@@ -15,6 +15,7 @@ from pagetide_spec.errors import PagetideError, SettingError
 
 from ..checkpoint.files import Progress, weight_files
 from .attention import ATTENTION_NAME, relay
+from .mapped_pages import MappedPages
 from .network import Shape
 
 # Where the name of a weight counts the layers: model.layers.7.mlp.up_proj.weight.
@@ -136,5 +137,7 @@ def _own_weights(network: Any) -> None:
     A served model then stands no harm when its file changes, never waits for the disk, counts as used memory, and its
     matrices begin where vector instructions like them to.
     """
+    pages = MappedPages()
     for weight in network.parameters():
-        weight.data = weight.data.clone()
+        mapped, weight.data = weight.data, weight.data.clone()
+        pages.drop(mapped)
