@@ -18,6 +18,7 @@ from .engine.scheduler import Scheduler, SchedulerConfig
 from .model.limits import batch_limits
 from .model.loader import LoadedModel, load
 from .model.memory import bytes_per_token, kv_blocks, usable_window
+from .model.recording import record, recorded_bytes, recorder_for
 from .model.runner import Runner
 from .model.speed import Speed, measure
 from .model.weights import dtype_name
@@ -44,7 +45,7 @@ def create_core(
     if not loaded.eos_token_ids:
         # The model states no end: without one, no structured answer would end.
         loaded = dataclasses.replace(loaded, eos_token_ids=tuple(sorted(tokenizer.eos_token_ids)))
-    limits = scheduler_config(config, loaded, measure(loaded))
+    limits, runner = _placed(config, loaded, progress)
     log_limits(config, loaded, limits)
     ready = _ready(limits, loaded)
     eos = frozenset(loaded.eos_token_ids)
@@ -52,21 +53,39 @@ def create_core(
     compiler.warm_up()
     return EngineCore(
         Scheduler(limits, _log_block_event if config.log_blocks else None),
-        Runner(loaded, limits.num_blocks, limits.num_swap_blocks, limits.block_size),
+        runner,
         Sampler(loaded.vocab_size, loaded.device, eos_token_ids=eos, seed=config.seed),
         compiler,
         ready,
     )
 
 
-def scheduler_config(config: EngineConfig, loaded: LoadedModel, speed: Speed) -> SchedulerConfig:
+def _placed(
+    config: EngineConfig, loaded: LoadedModel, progress: Callable[[str, float], None]
+) -> tuple[SchedulerConfig, Runner]:
+    """Share out the memory, take it, and record decode steps if that is of use."""
+    speed, graph_bytes = measure(loaded), None
+    make_recorder = recorder_for(config, loaded)
+    if make_recorder:
+        most = batch_limits(config, loaded.device, loaded.max_model_len).max_num_seqs
+        graph_bytes = recorded_bytes(config, loaded, most, make_recorder())
+    limits = scheduler_config(config, loaded, speed, graph_bytes or 0)
+    runner = Runner(loaded, limits.num_blocks, limits.num_swap_blocks, limits.block_size)
+    if make_recorder and graph_bytes is not None:
+        record(runner, limits.max_num_seqs, limits.max_model_len, make_recorder(), progress)
+    return limits, runner
+
+
+def scheduler_config(config: EngineConfig, loaded: LoadedModel, speed: Speed, graph_bytes: int = 0) -> SchedulerConfig:
     """The scheduler's settings: those of `config`, completed by what model, device and memory allow.
+
+    `graph_bytes` are what recorded decode steps will take of the device.
 
     Raises:
         SettingError: there is no room for what was asked.
     """
     batch = batch_limits(config, loaded.device, loaded.max_model_len)
-    num_blocks, num_swap_blocks = kv_blocks(config, loaded)
+    num_blocks, num_swap_blocks = kv_blocks(config, loaded, graph_bytes)
     return SchedulerConfig(
         block_size=config.block_size,
         num_blocks=num_blocks,

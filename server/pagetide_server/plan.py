@@ -193,10 +193,11 @@ def _room(config: EngineConfig, model: _Model, device_bytes: int) -> _Room:
 
     from .model.limits import batch_limits
     from .model.memory import Memory, cache_blocks, usable_window
-    from .model.profile import estimated_activations
+    from .model.profile import estimated_activations, estimated_graphs
 
     limits = batch_limits(config, torch.device("cuda"), model.window)
-    activations = estimated_activations(model.hf_config, model.shape.vocab_size, limits, model.dtype)
+    known = (model.hf_config, model.shape.vocab_size, limits, model.dtype)
+    activations = estimated_activations(*known) + (0 if config.enforce_eager else estimated_graphs(*known))
     memory = Memory(device_bytes, model.weight_bytes + activations + RUNTIME_BYTES, on_gpu=True)
     blocks = cache_blocks(config, memory, model.bytes_per_token * config.block_size, model.window, limits)
     return _Room(activations, blocks, usable_window(config, model.window, blocks), limits.max_num_seqs)

@@ -106,6 +106,9 @@ class EngineConfig:
     )
     max_queue_len: int = _setting(1024, "Requests that may wait; one more is answered 429.", "scheduling", low=1)
     tensor_parallel_size: int = _setting(1, "GPUs of one replica; only 1 is built so far.", "scheduling", low=1, high=1)
+    enforce_eager: bool = _setting(
+        False, "Launch decode steps on a GPU piece by piece, not as recorded CUDA graphs.", "scheduling"
+    )
     log_blocks: bool = _setting(False, "Log every allocation and release of a KV block.", "scheduling")
 
     # Speculative decoding: the names are reserved; nothing but "unset" is accepted until it is built.

@@ -28,6 +28,10 @@ class NoAnswer(PagetideError):
     """Whoever is watched cannot be asked, or says no; it may be back later."""
 
 
+class NotOurs(PagetideError):
+    """Who answers there is neither a server of ours nor a gateway."""
+
+
 class Source(Protocol):
     """Somebody to watch."""
 
@@ -73,6 +77,7 @@ class Web:
 
         Raises:
             NoAnswer: with what was said in its place.
+            NotOurs: there is no such thing.
         """
         headers = {"authorization": f"Bearer {self.api_key}"} if self.api_key else {}
         timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
@@ -80,6 +85,8 @@ class Web:
             async with self.session.get(self.url + path, headers=headers, timeout=timeout) as reply:
                 if reply.status == 401:
                     raise NoAnswer(f"{self.url}{path} needs an API key: --api-key, or PAGETIDE_API_KEY")
+                if reply.status == 404:
+                    raise NotOurs(f"{self.url}{path}: not found; is this the address of a server or a gateway?")
                 if reply.status != 200:
                     raise NoAnswer(f"{self.url}{path} answers {reply.status}")
                 return await reply.text()
@@ -93,7 +100,8 @@ async def source_at(web: Web) -> Source:
     """A server's or a gateway's source, as its metrics say which it is.
 
     Raises:
-        NoAnswer: it is neither, or says nothing.
+        NoAnswer: it says nothing.
+        NotOurs: it is neither.
     """
     text = await web.get(PATH_METRICS)
     if GATEWAY_METRICS["gateway_requests_in_flight"].full_name in text:
@@ -101,7 +109,7 @@ async def source_at(web: Web) -> Source:
     try:
         look(text, 0.0)
     except ValueError as error:
-        raise NoAnswer(f"{web.url}: {error}") from None
+        raise NotOurs(f"{web.url}: {error}") from None
     return ServerSource(web)
 
 

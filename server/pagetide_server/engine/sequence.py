@@ -8,6 +8,9 @@ from typing import Any
 
 from ..wire.messages import AddRequest, SamplingParams
 
+# Stands in `Sequence.tokens` for one that was sampled, but that only the device knows yet.
+UNKNOWN_TOKEN = -1
+
 
 class Status(enum.Enum):
     """Where a sequence stands; each lies in exactly one of the scheduler's queues.

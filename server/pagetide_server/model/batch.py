@@ -1,15 +1,28 @@
-"""A step as tensors: what the network and the attention ops read."""
+"""A step as arrays and tensors: what the network and the attention ops read."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from itertools import chain
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from ..engine.sequence import Row, Step
+from ..engine.sequence import UNKNOWN_TOKEN, Row, Sequence, Step
 from .transfer import to_device
+
+
+@dataclasses.dataclass(frozen=True)
+class Carried:
+    """Tokens of the step before that still are on the device only.
+
+    token_ids: int64 [sequences], on the device. places: where in it each sequence's newest token lies.
+    """
+
+    token_ids: torch.Tensor
+    places: Mapping[Sequence, int]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,11 +48,72 @@ class Batch:
     prompt: dict[int, tuple[int, int]]
 
 
+_TENSORS = (
+    "input_ids", "positions", "slots", "logits_rows", "sampling", "block_tables", "context_lens", "query_starts",
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class HostBatch:
+    """A `Batch` in host memory, arrays in place of its tensors.
+
+    unknown: int64 [U], places in T of tokens that the host does not know; sources: int64 [U], where the device has them
+    (`Carried.token_ids`).
+    """
+
+    input_ids: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    slots: NDArray[np.int64]
+    logits_rows: NDArray[np.int64]
+    sampling: NDArray[np.int64]
+    block_tables: NDArray[np.int32]
+    context_lens: NDArray[np.int32]
+    query_starts: NDArray[np.int32]
+    max_query_len: int
+    max_context_len: int
+    prompt: dict[int, tuple[int, int]]
+    unknown: NDArray[np.int64]
+    sources: NDArray[np.int64]
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether every row is one token whose logits are wanted once, for one sequence."""
+        rows = len(self.context_lens)
+        return self.max_query_len == 1 and len(self.sampling) == len(self.logits_rows) == rows and not self.prompt
+
+    def to(self, device: torch.device, carried: Carried | None = None) -> Batch:
+        """The same on `device`, in one transfer; what the host does not know is taken from `carried`."""
+        arrays = [*(getattr(self, name) for name in _TENSORS), self.unknown, self.sources]
+        *tensors, unknown, sources = to_device(arrays, device)
+        batch = Batch(
+            **dict(zip(_TENSORS, tensors, strict=True)),
+            max_query_len=self.max_query_len,
+            max_context_len=self.max_context_len,
+            prompt=self.prompt,
+        )
+        fill_unknown(batch.input_ids, unknown, sources, carried)
+        return batch
+
+
+def fill_unknown(
+    input_ids: torch.Tensor, unknown: torch.Tensor, sources: torch.Tensor, carried: Carried | None
+) -> None:
+    """Write the tokens at `sources` of `carried` to the places `unknown` of `input_ids`; all lie on one device."""
+    if len(unknown) and carried is not None:
+        input_ids.index_copy_(0, unknown, carried.token_ids.index_select(0, sources))
+
+
 def make_batch(step: Step, block_size: int, device: torch.device) -> Batch:
+    """The batch of a step with at least one row; raises as `host_batch` does."""
+    return host_batch(step, block_size).to(device)
+
+
+def host_batch(step: Step, block_size: int, carried: Carried | None = None) -> HostBatch:
     """The batch of a step with at least one row.
 
     Raises:
-        ValueError: a row computes nothing, or its sequence has too few blocks; either is a fault of the scheduler.
+        ValueError: a row computes nothing, its sequence has too few blocks, or a token is neither known nor carried;
+            each is a fault of the caller.
     """
     rows = step.rows
     starts, counts = np.array([(row.start, row.count) for row in rows]).T
@@ -52,12 +126,31 @@ def make_batch(step: Step, block_size: int, device: torch.device) -> Batch:
     positions = np.arange(query_starts[-1]) - np.repeat(query_starts[:-1] - starts, counts)
     slots = tables[of_row, positions // block_size].astype(np.int64) * block_size + positions % block_size
     tokens = np.fromiter(chain.from_iterable(_tokens(row) for row in rows), np.int64, int(query_starts[-1]))
+    unknown = np.flatnonzero(tokens == UNKNOWN_TOKEN)
     wanted, sampling, prompt = _wanted(rows, query_starts.tolist())
-    longs = [np.asarray(values, np.int64) for values in (tokens, positions, slots, wanted, sampling)]
-    ints = [np.asarray(values, np.int32) for values in (tables, contexts, query_starts)]
-    ids, at, into, rows_wanted, sampled, table, ends, begins = to_device([*longs, *ints], device)
-    longest = int(counts.max()), int(contexts.max())
-    return Batch(ids, at, into, rows_wanted, sampled, table, ends, begins, *longest, prompt)
+    return HostBatch(
+        input_ids=tokens,
+        positions=np.asarray(positions, np.int64),
+        slots=slots,
+        logits_rows=np.asarray(wanted, np.int64),
+        sampling=np.asarray(sampling, np.int64),
+        block_tables=tables,
+        context_lens=np.asarray(contexts, np.int32),
+        query_starts=np.asarray(query_starts, np.int32),
+        max_query_len=int(counts.max()),
+        max_context_len=int(contexts.max()),
+        prompt=prompt,
+        unknown=np.asarray(unknown, np.int64),
+        sources=_sources([rows[i].sequence for i in of_row[unknown].tolist()], carried),
+    )
+
+
+def _sources(sequences: list[Sequence], carried: Carried | None) -> NDArray[np.int64]:
+    places = {} if carried is None else carried.places
+    for sequence in sequences:
+        if sequence not in places:
+            raise ValueError(f"the newest token of {sequence} is neither known nor carried")
+    return np.array([places[s] for s in sequences], np.int64)
 
 
 def _tokens(row: Row) -> list[int]:
@@ -67,8 +160,8 @@ def _tokens(row: Row) -> list[int]:
     return [tokens[start]] if row.count == 1 else tokens[start : start + row.count]
 
 
-def _block_tables(rows: list[Row], needed: np.ndarray) -> np.ndarray:
-    """int32 [rows, most blocks needed]"""
+def _block_tables(rows: list[Row], needed: NDArray[np.int64]) -> NDArray[np.int32]:
+    """[rows, most blocks needed]"""
     for row, count in zip(rows, needed.tolist(), strict=True):
         if len(row.sequence.blocks) < count:
             raise ValueError(f"sequence has {len(row.sequence.blocks)} blocks and needs {count}")

@@ -2,33 +2,44 @@
 
 A small model's decode step is hundreds of short launches, which take the host longer to issue than the GPU to run. A
 CUDA graph issues them as one. It repeats what was recorded, to the address: its inputs lie in fixed buffers, and a
-batch is padded to the next recorded size by repeats of its first row, which compute and store the same once more.
+batch is padded to the next recorded size by rows of one token that belong to nobody, in a block that nobody has.
 """
 
 from __future__ import annotations
 
 import bisect
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
-from .batch import Batch
+from .batch import Batch, Carried, HostBatch, fill_unknown
+from .transfer import pack, to_device, unpack
 
+Work = Callable[[], None]
+# Makes a replay of some work: CUDA graphs for a GPU; whatever repeats it serves.
+Recorder = Callable[[Work], Work]
+# A batch to logits [rows, vocab] of any float type; must not wait for the device.
 Forward = Callable[[Batch], torch.Tensor]
-Replay = Callable[[], None]
-# Of a batch, what has one entry a row.
+
+# Up to this context a size has a graph of its own: one for the whole window launches parts of the attention for all of
+# it, most of which find that their row ends earlier.
+SHORT_CONTEXT = 4096
+# Of a batch, what has one entry a row, beside the block tables.
 _ROWS = ("input_ids", "positions", "slots", "context_lens")
 
 
 @dataclasses.dataclass(frozen=True)
-class _Recorded:
-    """One size: replay writes `logits` [size, vocab] from what `batch` holds."""
+class GraphLimits:
+    """What batches to record for, and the block of the KV cache that the scheduler does not know (`idle_block`)."""
 
-    batch: Batch
-    logits: torch.Tensor
-    replay: Replay
+    max_num_seqs: int
+    max_model_len: int
+    block_size: int
+    idle_block: int
+    vocab_size: int
 
 
 def graph_sizes(max_num_seqs: int) -> list[int]:
@@ -37,102 +48,158 @@ def graph_sizes(max_num_seqs: int) -> list[int]:
     return sorted(size for size in sizes if size <= max_num_seqs)
 
 
-class DecodeGraphs:
-    """Decode steps of at most `max_num_seqs` sequences, recorded at construction.
+def graph_contexts(max_model_len: int) -> list[int]:
+    """Longest contexts to record each size for, ascending."""
+    return sorted({min(SHORT_CONTEXT, max_model_len), max_model_len})
 
-    Recording runs the forward pass on sequences of one token in block 0, so no block may be in use yet.
-    """
 
-    def __init__(
-        self, forward: Forward, max_num_seqs: int, max_model_len: int, block_size: int, device: torch.device
-    ) -> None:
-        """Record all sizes, the largest first: the smaller ones then reuse its memory.
+class CudaRecorder:
+    """Records work on a GPU as CUDA graphs, all in one pool of memory."""
 
-        Args:
-            forward: a batch to logits [rows, vocab]; must not wait for the device.
-            max_num_seqs, max_model_len, block_size: the engine's.
-            device: on `cuda` a CUDA graph is recorded; elsewhere `forward` is called anew on the same buffers.
-        """
-        self._forward, self._max_model_len = forward, max_model_len
+    def __init__(self) -> None:
         self._pool: Any = None
-        blocks = -(-max_model_len // block_size)
-        self._buffers = _empty_batch(max_num_seqs, blocks, max_model_len, device)
-        self._record = self._record_graph if device.type == "cuda" else self._record_call
-        self._recorded = {size: self._record(size) for size in reversed(graph_sizes(max_num_seqs))}
-        self._sizes = sorted(self._recorded)
 
-    def fits(self, batch: Batch) -> bool:
-        """Whether `run` can compute the batch: decodes only, each wanted, and not more than were recorded."""
-        rows = len(batch.context_lens)
-        return batch.max_query_len == 1 and len(batch.logits_rows) == rows <= self._sizes[-1] and not batch.prompt
+    def __call__(self, work: Work) -> Work:
+        """The graph of `work`.
 
-    def run(self, batch: Batch) -> torch.Tensor:
-        """Logits [rows, vocab] of a batch that fits. They are overwritten by the next run."""
-        rows = len(batch.context_lens)
-        recorded = self._recorded[self._sizes[bisect.bisect_left(self._sizes, rows)]]
-        for name in _ROWS:
-            _fill(getattr(recorded.batch, name), getattr(batch, name))
-        width = batch.block_tables.shape[1]
-        # What lies behind a context's last block is not read, so older entries may stay there.
-        _fill(recorded.batch.block_tables[:, :width], batch.block_tables)
-        recorded.replay()
-        return recorded.logits[:rows]
-
-    def _record_call(self, size: int) -> _Recorded:
-        batch = _first_rows(self._buffers, size)
-        logits = self._forward(batch)
-
-        def replay() -> None:
-            logits.copy_(self._forward(batch))
-
-        return _Recorded(batch, logits, replay)
-
-    def _record_graph(self, size: int) -> _Recorded:
-        batch = _first_rows(self._buffers, size)
+        Raises:
+            RuntimeError: `work` waits for the device.
+        """
         # Kernels are compiled and libraries choose theirs on a side stream, before anything is recorded.
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            self._forward(batch)
+            work()
+            if self._pool is None:
+                _check_never_waits(work)
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
-            logits = self._forward(batch)
+            work()
         self._pool = graph.pool()
-        return _Recorded(batch, logits, graph.replay)
+        return graph.replay
 
 
-def _empty_batch(rows: int, blocks: int, max_model_len: int, device: torch.device) -> Batch:
-    """Buffers for `rows` decodes: for now of sequences of one token in block 0."""
-
-    def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
-        return torch.zeros(*shape, dtype=dtype, device=device)
-
-    return Batch(
-        input_ids=zeros(rows),
-        positions=zeros(rows),
-        slots=zeros(rows),
-        block_tables=zeros(rows, blocks, dtype=torch.int32),
-        context_lens=zeros(rows, dtype=torch.int32) + 1,
-        query_starts=torch.arange(rows + 1, dtype=torch.int32, device=device),
-        max_query_len=1,
-        # The grid of a graph cannot grow; parts behind a row's context end at once.
-        max_context_len=max_model_len,
-        logits_rows=torch.arange(rows, device=device),
-        sampling=torch.arange(rows, device=device),
-        prompt={},
-    )
+def _check_never_waits(work: Work) -> None:
+    """Find a wait before a recording does, for a broken recording leaves the device in an odd state."""
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        work()
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
 
 
-def _first_rows(batch: Batch, rows: int) -> Batch:
-    """The same buffers, the first rows only."""
-    names = (*_ROWS, "block_tables", "logits_rows", "sampling")
-    changes = {name: getattr(batch, name)[:rows] for name in names}
-    return dataclasses.replace(batch, **changes, query_starts=batch.query_starts[: rows + 1])
+@dataclasses.dataclass(frozen=True)
+class _Recorded:
+    """One size and longest context: `replay` computes what `batch` holds; its rows lie packed in `held`."""
+
+    batch: Batch
+    held: torch.Tensor
+    replay: Work
 
 
-def _fill(buffer: torch.Tensor, values: torch.Tensor) -> None:
-    """Write `values`, and its first row into the rows that are left."""
-    buffer[: len(values)] = values
-    if len(values) < len(buffer):
-        buffer[len(values) :] = values[0]
+class DecodeGraphs:
+    """Decode steps of at most `limits.max_num_seqs` sequences, recorded at construction.
+
+    Recording runs the forward pass on sequences of one token in the idle block.
+    """
+
+    @torch.inference_mode()
+    def __init__(
+        self,
+        forward: Forward,
+        limits: GraphLimits,
+        device: torch.device,
+        record: Recorder,
+        progress: Callable[[float], None] = lambda fraction: None,
+        sizes: Sequence[int] | None = None,
+    ) -> None:
+        """Record all sizes, the largest first: the smaller ones then reuse its memory.
+
+        Args:
+            forward: what is recorded.
+            limits: the engine's.
+            device: where it runs.
+            record: a `CudaRecorder`, or what stands in for it elsewhere.
+            progress: told the part that is done after each recording.
+            sizes: batch sizes to record, ascending; None: `graph_sizes`.
+        """
+        self._forward, self._limits, self._device = forward, limits, device
+        self._sizes = list(sizes or graph_sizes(limits.max_num_seqs))
+        self._contexts = graph_contexts(limits.max_model_len)
+        most, blocks = self._sizes[-1], -(-limits.max_model_len // limits.block_size)
+        self._logits = torch.empty(most, limits.vocab_size, device=device)
+        self._tables = torch.full((most, blocks), limits.idle_block, dtype=torch.int32, device=device)
+        packed, _ = pack(self._idle_rows(most), pinned=False)
+        self._held = torch.empty_like(packed, device=device)
+        todo = [(size, context) for size in reversed(self._sizes) for context in reversed(self._contexts)]
+        self._recorded: dict[tuple[int, int], _Recorded] = {}
+        for done, key in enumerate(todo, 1):
+            self._recorded[key] = self._record(*key, record)
+            progress(done / len(todo))
+
+    def fits(self, batch: HostBatch) -> bool:
+        """Whether `run` can compute the batch: decodes only, each wanted, and not more than were recorded."""
+        return batch.is_decode and len(batch.context_lens) <= self._sizes[-1]
+
+    @torch.inference_mode()
+    def run(self, batch: HostBatch, carried: Carried | None = None) -> torch.Tensor:
+        """float32 logits [rows, vocab] of a batch that fits. They are overwritten by the next run.
+
+        `carried` has the tokens that the batch does not know.
+        """
+        rows = len(batch.context_lens)
+        size = self._sizes[bisect.bisect_left(self._sizes, rows)]
+        context = self._contexts[bisect.bisect_left(self._contexts, batch.max_context_len)]
+        recorded = self._recorded[size, context]
+        self._fill(recorded, batch, carried)
+        recorded.replay()
+        return self._logits[:rows]
+
+    def _fill(self, recorded: _Recorded, batch: HostBatch, carried: Carried | None) -> None:
+        """Write the batch, padded, into the buffers that the graph reads. Waits for nothing."""
+        rows, size = len(batch.context_lens), len(recorded.batch.context_lens)
+        padded = self._idle_rows(size)
+        for array, name in zip(padded, _ROWS, strict=True):
+            array[:rows] = getattr(batch, name)
+        packed, _ = pack(padded, pinned=self._device.type == "cuda")
+        recorded.held.copy_(packed, non_blocking=True)
+        # What lies behind a context's last block is not read, so older entries may stay there.
+        width = batch.block_tables.shape[1]
+        table = np.full((size, width), self._limits.idle_block, np.int32)
+        table[:rows] = batch.block_tables
+        new, unknown, sources = to_device([table, batch.unknown, batch.sources], self._device)
+        recorded.batch.block_tables[:, :width].copy_(new)
+        fill_unknown(recorded.batch.input_ids, unknown, sources, carried)
+
+    def _idle_rows(self, size: int) -> list[np.ndarray]:
+        """`_ROWS` of sequences of one token, all at the beginning of the idle block."""
+        zeros = np.zeros(size, np.int64)
+        slots = zeros + self._limits.idle_block * self._limits.block_size
+        return [zeros, zeros.copy(), slots, np.ones(size, np.int32)]
+
+    def _record(self, size: int, context: int, record: Recorder) -> _Recorded:
+        idle = self._idle_rows(size)
+        packed, places = pack(idle, pinned=False)
+        held = self._held[: len(packed)]
+        held.copy_(packed)
+        rows = torch.arange(size + 1, device=self._device)
+        batch = Batch(
+            **dict(zip(_ROWS, unpack(held, idle, places), strict=True)),
+            block_tables=self._tables[:size],
+            query_starts=rows.int(),
+            max_query_len=1,
+            # The grid of a graph cannot grow.
+            max_context_len=context,
+            logits_rows=rows[:-1],
+            sampling=rows[:-1],
+            prompt={},
+        )
+        logits = self._logits[:size]
+
+        def work() -> None:
+            # Into memory of our own: what a graph returns would take its part of the pool for ever.
+            logits.copy_(self._forward(batch))
+
+        return _Recorded(batch, held, record(work))

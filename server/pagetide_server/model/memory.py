@@ -56,8 +56,10 @@ def bytes_per_token(layers: list[Layer], dtype: torch.dtype) -> int:
     return sum(layer.kv_heads * (layer.key_dim + layer.value_dim) for layer in layers) * dtype.itemsize
 
 
-def kv_blocks(config: EngineConfig, loaded: LoadedModel) -> tuple[int, int]:
+def kv_blocks(config: EngineConfig, loaded: LoadedModel, graph_bytes: int = 0) -> tuple[int, int]:
     """(blocks of the KV cache, blocks of swap space) of a loaded model on its device.
+
+    `graph_bytes` are what recorded decode steps will take of the device.
 
     Raises:
         SettingError: there is no room; says what to change.
@@ -66,6 +68,7 @@ def kv_blocks(config: EngineConfig, loaded: LoadedModel) -> tuple[int, int]:
     limits = batch_limits(config, loaded.device, loaded.max_model_len)
     on_gpu = loaded.device.type == "cuda"
     memory = gpu_memory(config, loaded, limits) if on_gpu else cpu_memory(loaded, limits)
+    memory = dataclasses.replace(memory, held=memory.held + graph_bytes)
     blocks = cache_blocks(config, memory, block, loaded.max_model_len, limits)
     # On a CPU the cache is of the same memory, though it is not taken yet.
     left = available_bytes() if on_gpu else memory.total - blocks * block

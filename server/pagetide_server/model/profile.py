@@ -59,10 +59,19 @@ def estimated_activations(hf_config: Any, vocab_size: int, limits: BatchLimits, 
     sequence three rows of float32 logits, and what sampling takes whatever the batch. What attention gathers of long
     contexts is left out.
     """
+    tokens = limits.max_num_batched_tokens * _token_bytes(hf_config, dtype)
+    return int(tokens + 3 * limits.max_num_seqs * vocab_size * 4 + sampler_bytes(vocab_size))
+
+
+def estimated_graphs(hf_config: Any, vocab_size: int, limits: BatchLimits, dtype: torch.dtype) -> int:
+    """Bytes that recorded decode steps take, estimated: of each sequence a token, and logits in two types."""
+    return int(limits.max_num_seqs * (_token_bytes(hf_config, dtype) + vocab_size * (4 + dtype.itemsize)))
+
+
+def _token_bytes(hf_config: Any, dtype: torch.dtype) -> int:
     text = hf_config.get_text_config()
     inner = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
-    tokens = limits.max_num_batched_tokens * (8 * text.hidden_size + 3 * inner) * dtype.itemsize
-    return int(tokens + 3 * limits.max_num_seqs * vocab_size * 4 + sampler_bytes(vocab_size))
+    return int((8 * text.hidden_size + 3 * inner) * dtype.itemsize)
 
 
 def peak_bytes(loaded: LoadedModel, limits: BatchLimits, max_model_len: int, block_size: int) -> int:

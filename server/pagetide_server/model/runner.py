@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import torch
 
@@ -12,7 +13,8 @@ from pagetide_kernels.swap_blocks import swap_blocks
 from ..engine.faults import DeviceLost
 from ..engine.sequence import Step
 from .attention import StepAttention
-from .batch import Batch, make_batch
+from .batch import Batch, Carried, host_batch
+from .graphs import DecodeGraphs, GraphLimits, Recorder
 from .loader import LoadedModel
 
 # After an illegal access or a hardware fault every call of the process fails; older torch has no type for it.
@@ -42,8 +44,26 @@ class Runner:
 
     def __init__(self, loaded: LoadedModel, num_blocks: int, num_swap_blocks: int, block_size: int) -> None:
         self.loaded, self.block_size = loaded, block_size
-        self.caches = self._allocate(num_blocks, loaded.device)
+        # One more than the scheduler knows, for the padding of recorded steps.
+        self.idle_block = num_blocks
+        self.caches = self._allocate(num_blocks + 1, loaded.device)
         self.host_caches = self._allocate(num_swap_blocks, torch.device("cpu"))
+        self._graphs: DecodeGraphs | None = None
+
+    def record(
+        self,
+        max_num_seqs: int,
+        max_model_len: int,
+        recorder: Recorder,
+        progress: Callable[[float], None] = lambda fraction: None,
+        sizes: list[int] | None = None,
+    ) -> None:
+        """Record decode steps of up to `max_num_seqs` sequences; from now on `execute` replays them where they fit.
+
+        Arguments as of `DecodeGraphs`. Raises what torch raises where the network waits for the device.
+        """
+        limits = GraphLimits(max_num_seqs, max_model_len, self.block_size, self.idle_block, self.loaded.vocab_size)
+        self._graphs = DecodeGraphs(self._logits, limits, self.loaded.device, recorder, progress, sizes)
 
     def _allocate(self, blocks: int, device: torch.device) -> Caches:
         def empty(heads: int, dim: int) -> torch.Tensor:
@@ -55,20 +75,25 @@ class Runner:
         ]
 
     @torch.inference_mode()
-    def execute(self, step: Step) -> StepLogits:
-        """Do what the step says, up to the logits. Changes the caches.
+    def execute(self, step: Step, carried: Carried | None = None) -> StepLogits:
+        """Do what the step says, up to the logits. Changes the caches. Waits for the device only to swap.
+
+        `carried` has the tokens that the step's sequences do not know yet. Logits may be overwritten by the next call.
 
         Raises:
             DeviceLost: no later step can succeed. (Too little memory is not of this kind.)
         """
         try:
-            return self._execute(step)
+            return self._execute(step, carried)
         except _LOST as error:
             raise DeviceLost(f"the device computes nothing any more: {error}") from error
 
-    def _execute(self, step: Step) -> StepLogits:
+    def _execute(self, step: Step, carried: Carried | None) -> StepLogits:
         self._move_blocks(step)
-        batch = make_batch(step, self.block_size, self.loaded.device)
+        host = host_batch(step, self.block_size, carried)
+        if self._graphs is not None and self._graphs.fits(host):
+            return StepLogits(self._graphs.run(host, carried), {})
+        batch = host.to(self.loaded.device, carried)
         logits = self._forward(batch)
         prompt = {row: logits[first : first + count] for row, (first, count) in batch.prompt.items()}
         # Without prompt logits and siblings each wanted row is one sampling row already.
@@ -77,8 +102,11 @@ class Runner:
 
     def _forward(self, batch: Batch) -> torch.Tensor:
         """float32 [wanted rows, vocab]"""
+        return self._logits(batch).float()
+
+    def _logits(self, batch: Batch) -> torch.Tensor:
+        """[wanted rows, vocab] in the model's own type."""
         network, vocab = self.loaded.network, self.loaded.vocab_size
-        logits: torch.Tensor
         inputs = {
             "input_ids": batch.input_ids[None],
             "position_ids": batch.positions[None],
@@ -89,8 +117,7 @@ class Runner:
             # Nothing to sample yet: the decoder without the logits matrix.
             network.base_model(**inputs)
             return torch.empty(0, vocab, device=self.loaded.device)
-        logits = network(**inputs, logits_to_keep=batch.logits_rows).logits[0]
-        return logits.float()
+        return network(**inputs, logits_to_keep=batch.logits_rows).logits[0]  # type: ignore[no-any-return]
 
     def _move_blocks(self, step: Step) -> None:
         if step.swap_out or step.swap_in:

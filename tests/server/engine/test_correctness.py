@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from pagetide_server import LLM, SamplingParams
+from pagetide_server import LLM, SamplingParams, factory
 from pagetide_server.wire.messages import Structure
 
 NEW_TOKENS = 20
@@ -131,6 +131,28 @@ def test_every_kind_of_model_in_the_usual_setup(tiny_model, tiny_kind):
         assert answers(llm, prompts) == expected(folder, FEW)
         assert answers(llm, prompts[::-1]) == expected(folder, FEW)[::-1]
         assert llm.stats.prefix_hit_tokens > 0
+
+
+@pytest.fixture
+def recorded(monkeypatch):
+    """Engines replay their decode steps as on a GPU, by a call on the buffers of the recording."""
+
+    def repeated(work):
+        work()
+        return work
+
+    monkeypatch.setattr(factory, "recorder_for", lambda config, loaded: lambda: repeated)
+    monkeypatch.setattr(factory, "recorded_bytes", lambda *args: 0)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_equals_generate_on_recorded_steps(tiny_model, family, recorded):
+    folder = str(tiny_model(family))
+    with LLM(folder, dtype="float32", kv_cache_memory_gib=0.05, max_model_len=256, max_num_seqs=20) as llm:
+        assert answers(llm, prompts_for(llm.vocab_size)) == expected(folder)
+    with LLM(folder, dtype="float32", max_model_len=180, **short_of_memory(folder, "swap")) as llm:
+        assert answers(llm, prompts_for(llm.vocab_size)) == expected(folder)
+        check_preempted(llm, "swap")
 
 
 # ---- seeded sampling

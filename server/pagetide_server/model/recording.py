@@ -1,0 +1,74 @@
+"""Whether decode steps are recorded (graphs.py), what memory that takes, and doing it at start."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Sequence
+
+import torch
+
+from pagetide_spec.config import EngineConfig
+
+from .graphs import CudaRecorder, Recorder, graph_contexts, graph_sizes
+from .loader import LoadedModel
+from .runner import Runner
+
+log = logging.getLogger(__name__)
+
+
+def recorder_for(config: EngineConfig, loaded: LoadedModel) -> Callable[[], Recorder] | None:
+    """What makes recorders of a model's decode steps, or None where these run eagerly.
+
+    Torch's attention looks at lengths on the host, and cannot be recorded.
+    """
+    if config.enforce_eager or loaded.device.type != "cuda" or loaded.attention_name != "paged-triton":
+        return None
+    return CudaRecorder
+
+
+def recorded_bytes(
+    config: EngineConfig,
+    loaded: LoadedModel,
+    max_num_seqs: int,
+    recorder: Recorder,
+    free_bytes: Callable[[], int] = lambda: torch.cuda.mem_get_info()[0],
+) -> int | None:
+    """Bytes that all recordings will take, found out by making the two largest sizes; None if they cannot be made.
+
+    The first recording brings the memory that the others share, which take a little more each.
+
+    Args:
+        config: the engine's settings.
+        loaded: the model.
+        max_num_seqs: of the largest recording.
+        recorder: what makes them; it must be another one than that of the engine's own recordings.
+        free_bytes: what the device has left.
+    """
+    sizes = graph_sizes(max_num_seqs)
+    runner = Runner(loaded, 0, 0, config.block_size)
+    left = [free_bytes()]
+    try:
+        runner.record(max_num_seqs, loaded.max_model_len, recorder, lambda _: left.append(free_bytes()), sizes[-2:])
+    except RuntimeError as error:
+        log.warning("decode steps are not recorded, and each is launched piece by piece: %s", error)
+        return None
+    return total_bytes(left, len(sizes) * len(graph_contexts(loaded.max_model_len)))
+
+
+def total_bytes(left: Sequence[int], recordings: int) -> int:
+    """What `recordings` take if after the first few of them, and before the first, so many bytes were `left`."""
+    taken = [max(0, before - after) for before, after in itertools.pairwise(left)]
+    return taken[0] + (recordings - 1) * max(taken[1:], default=0)
+
+
+def record(
+    runner: Runner,
+    max_num_seqs: int,
+    max_model_len: int,
+    recorder: Recorder,
+    progress: Callable[[str, float], None],
+) -> None:
+    """Let `runner` replay its decode steps from now on."""
+    runner.record(max_num_seqs, max_model_len, recorder, lambda fraction: progress("recording decode steps", fraction))
+    log.info("decode steps of up to %d sequences are recorded", max_num_seqs)
