@@ -44,11 +44,14 @@ def main() -> int:
     except UnlikePrecisions as error:
         print(f"cpu_peers: error: {error}", file=sys.stderr)
         return 2
-    runs = list(_runs(arguments, _installed(arguments)))
-    if runs:
-        print(table(lines(runs)))
-    if arguments.json:
-        arguments.json.write_text(json.dumps({"runs": [dataclasses.asdict(r) for r in runs]}), "utf-8")
+    runs: list[Run] = []
+    for run in _runs(arguments, _installed(arguments)):
+        runs.append(run)
+        if arguments.json:  # after each, so that a comparison that is cut short is not lost
+            arguments.json.write_text(json.dumps({"runs": [dataclasses.asdict(r) for r in runs]}), "utf-8")
+    if not runs:
+        return 1
+    print(table(lines(runs)))
     return 0
 
 

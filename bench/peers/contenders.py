@@ -68,6 +68,7 @@ _SLOTS = {
     "W4": {"slots": 1, "context": 4352},
 }
 _LLAMA = "llama.cpp/bin/llama-server"
+_OPENVINO, _VLLM = "openvino/bin/python", "vllm/bin/python"
 _TRANSFORMERS = "transformers/bin/python"
 
 CONTENDERS = {
@@ -75,9 +76,14 @@ CONTENDERS = {
     for c in (
         Contender("pagetide", "float32", 32, "drive_pagetide.py"),
         Contender("pagetide-int8", "int8", 8, "drive_pagetide.py", options={"": {"quantization": "int8"}}),
+        # The model as it is published: weights of 16 bits stay so in memory, the arithmetic is float32.
+        Contender("pagetide-bf16", "bfloat16", 16, "drive_pagetide.py", model="-bf16"),
         Contender("pagetide-http", "float32", 32, "drive_pagetide_http.py"),
-        Contender("vllm", "float32", 32, "drive_vllm.py", "vllm/bin/python"),
-        Contender("openvino", "float32", 32, "drive_openvino.py", "openvino/bin/python", "-ov"),
+        Contender("pagetide-bf16-http", "bfloat16", 16, "drive_pagetide_http.py", model="-bf16"),
+        Contender("vllm", "float32", 32, "drive_vllm.py", _VLLM),
+        Contender("vllm-bf16", "bfloat16", 16, "drive_vllm.py", _VLLM, "-bf16", {"": {"dtype": "bfloat16"}}),
+        Contender("openvino-bf16", "bfloat16", 16, "drive_openvino.py", _OPENVINO, "-ov", {"": {"precision": "bf16"}}),
+        Contender("openvino", "float32", 32, "drive_openvino.py", _OPENVINO, "-ov"),
         Contender("llama.cpp", "float32", 32, "drive_llama.py", _LLAMA, "-f32.gguf", _SLOTS),
         Contender("llama.cpp-q8_0", "Q8_0", 8, "drive_llama.py", _LLAMA, "-q8_0.gguf", _SLOTS),
         Contender("transformers", "float32", 32, "drive_transformers.py", _TRANSFORMERS),

@@ -1,4 +1,4 @@
-"""OpenVINO GenAI with continuous batching, on an exported model. Weights, KV cache and arithmetic in float32."""
+"""OpenVINO GenAI with continuous batching, on an exported model. Option `precision`: of all arithmetic, else f32."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ def pipeline(job: Job) -> Any:
     scheduler.max_num_seqs = 64
     scheduler.dynamic_split_fuse = True
     scheduler.enable_prefix_caching = job.options.get("prefix_caching", False)
+    precision = job.options.get("precision", "f32")
     properties = {
-        "KV_CACHE_PRECISION": "f32",
-        "INFERENCE_PRECISION_HINT": "f32",
+        "KV_CACHE_PRECISION": precision,
+        "INFERENCE_PRECISION_HINT": precision,
         "INFERENCE_NUM_THREADS": job.threads,
     }
     return openvino_genai.ContinuousBatchingPipeline(job.model, scheduler, "CPU", properties)

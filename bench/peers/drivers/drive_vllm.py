@@ -1,4 +1,7 @@
-"""vLLM as a library, with prefix caching. Eager: compiling takes minutes here, for nothing that shows on a CPU."""
+"""vLLM as a library, with prefix caching. Eager: compiling takes minutes here, for nothing that shows on a CPU.
+
+Option `dtype`: of weights, KV cache and arithmetic, by default float32.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ def main() -> None:
 
     llm = LLM(
         job.model,
-        dtype="float32",
+        dtype=job.options.get("dtype", "float32"),
         max_model_len=8192,
         enforce_eager=True,
         enable_prefix_caching=True,
