@@ -122,6 +122,7 @@ class Page:
             "key": key,
             "model": service.model,
             "held": service.held,
+            "wakes": service.wake is not None,
             "replicas": [_replica(r) for r in service.replicas.values()],
             "history": [_camel(dataclasses.asdict(point)) for point in self._history.get(key, ())],
         }

@@ -1,9 +1,4 @@
-"""A real Prometheus beside real servers, gateway and operator, and all that happens to them before the tests look.
-
-In this order: a calm load on one server; a crowd, for which the operator scales to the maximum, and which has too
-little KV memory; clients that leave before the end. Meanwhile replicas hang up, keys come to their limits, and requests
-wait for a service that sleeps and for one that cannot wake.
-"""
+"""A real Prometheus beside real servers, gateway and operator. What happens to them is told in `under_load`."""
 
 from __future__ import annotations
 
@@ -16,7 +11,7 @@ import socket
 import time
 import urllib.parse
 import urllib.request
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +29,8 @@ BEHAVIOURS = {"127.81.0.3": ("frail", "breaks"), "127.81.0.4": ("frail", "good")
 # Fifty blocks: three of the eight sequences that may run.
 SMALL = ("--kv-cache-memory-gib=0.0003", "--max-num-seqs=8", "--max-model-len=512", "--block-size=16")
 SWAPS = (("--swap-space-gib=0",), ("--swap-space-gib=0.01", "--preemption-mode=swap"))
-LEAVERS = 12
-# One after the other, so that a client sees what its server does, and not the queue of a busy machine.
-CALM_LOAD = ("--concurrency=1", "--requests=20", "--input-tokens=300", "--output-tokens=2")
-CROWD_LOAD = ("--concurrency=24", "--requests=200", "--input-tokens=96", "--prefix-tokens=64", "--output-tokens=48")
-CROWDS = 4
 LOAD_S = 240
-HOLD_S = 8
+HOLD_S = 15
 KEYS = {
     "all": {},
     "one at once": {"maxConcurrent": 1},
@@ -77,10 +67,9 @@ class Observed:
         gateway: the gateway's address.
     """
 
-    leavers = LEAVERS
-
     def __init__(self, url: str, gateway: str) -> None:
         self.url, self.gateway, self.began = url, gateway, time.time()
+        self.leavers = 0
         self.calm: dict[str, Any] = {}
         self.crowds: list[dict[str, Any]] = []
         self.first_token: dict[float, float | None] = {}
@@ -111,6 +100,19 @@ class Observed:
         """Every value that any of its series ever had; those that are no number are none."""
         values = (float(value) for series in self.ever(query) for _, value in series["values"])
         return [value for value in values if value == value]
+
+    def ask(self, key: str, **body: Any) -> http.client.HTTPConnection:
+        """A request to the gateway that has been sent; its answer is still to come. `key`: one of KEYS."""
+        connection = http.client.HTTPConnection(urllib.parse.urlsplit(self.gateway).netloc, timeout=120)
+        headers = {"content-type": "application/json", "authorization": f"Bearer {secret(key)}"}
+        connection.request("POST", "/v1/completions", json.dumps({"max_tokens": 2, **body}), headers)
+        return connection
+
+    def counts(self, name: str, model: str) -> bool:
+        """Whether the gateway tells of any for a model, before Prometheus may have seen it."""
+        with urllib.request.urlopen(f"{self.gateway}/metrics", timeout=10) as reply:
+            lines = reply.read().decode().splitlines()
+        return any(line.startswith(f'{name}{{model_name="{model}"}}') and not line.endswith(" 0.0") for line in lines)
 
     @property
     def done(self) -> int:
@@ -176,131 +178,24 @@ def fleet(servers: None, session_run: Any, until: Any, tmp_path_factory: pytest.
 
 
 @pytest.fixture(scope="session")
-def observed(fleet: Any, session_run: Any, until: Any, tmp_path_factory: pytest.TempPathFactory) -> Observed:
-    """Everything, once the load is over and Prometheus has seen it."""
+def prometheus(
+    fleet: Any, session_run: Any, until: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Observed]:
+    """Prometheus, which sees all of them."""
     folder, port = tmp_path_factory.mktemp("prometheus"), free_port()
     gateway, operator = fleet
-    prometheus = session_run(
+    run = session_run(
         f"--config.file={configuration(folder, gateway, operator)}", f"--storage.tsdb.path={folder}/data",
         f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn", program=PROMETHEUS,
     )  # fmt: skip
     found = Observed(f"http://127.0.0.1:{port}", f"http://127.0.0.1:{gateway}")
     until(lambda: answers(found), 60)
     until(lambda: found.number("count(up == 1)") == 4, 60)
-    with ThreadPoolExecutor(1) as other:
-        trouble = other.submit(make_trouble, found, until)
-        Load(session_run, until, folder, found).run()
-        trouble.result()
-    settle(found, until)
-    assert prometheus.process.poll() is None, prometheus.text
-    return found
+    yield found
+    assert run.process.poll() is None, run.text
 
 
 def answers(found: Observed) -> bool:
     with contextlib.suppress(OSError):
         return bool(found.now("vector(1)"))
     return False
-
-
-def settle(found: Observed, until: Any) -> None:
-    """Wait until Prometheus has seen the end."""
-    until(lambda: found.number("sum(pagetide_requests_running + pagetide_requests_waiting)") == 0, 30)
-    until(lambda: found.number("sum(pagetide_gateway_client_disconnects_total)") == LEAVERS, 30)
-    # The coarsest query looks every 15 s.
-    until(lambda: time.time() - found.began > 20, 30)
-
-
-# ---- what happens
-
-
-class Load:
-    """The load generator's part."""
-
-    def __init__(self, run: Any, until: Any, folder: Path, found: Observed) -> None:
-        self._run, self._until, self._file, self._found = run, until, folder / "figures.json", found
-
-    def run(self) -> None:
-        """Calm, then crowds until the operator has scaled and one more, then those who leave."""
-        found = self._found
-        found.calm = self._bench(found.servers[0], CALM_LOAD)
-        done = 'sum(pagetide_requests_total{finish_reason="length"})'
-        self._until(lambda: found.number(done) == found.done, 30)
-        buckets = 'pagetide_time_to_first_token_seconds_bucket{pod="llm-0"}'
-        for share in (0.5, 0.9):
-            found.first_token[share] = found.number(f"histogram_quantile({share}, sum by (le) ({buckets}))")
-        while not self._is_scaled():
-            assert len(found.crowds) < CROWDS, "the operator does not scale"
-            found.crowds.append(self._bench(found.gateway, CROWD_LOAD))
-        self._until(lambda: found.number('pagetide_gateway_replicas{model_name="llm",state="ready"}') == 2, 30)
-        found.crowds.append(self._bench(found.gateway, CROWD_LOAD))
-        self._until(lambda: found.number(done) == found.done, 30)
-        leave(found)
-        self._until(lambda: found.number('sum(pagetide_requests_total{finish_reason="abort"})') == LEAVERS, 60)
-
-    def _is_scaled(self) -> bool:
-        return self._found.number('pagetide_operator_desired_replicas{service="llm"}') == 2
-
-    def _bench(self, url: str, flags: tuple[str, ...]) -> dict[str, Any]:
-        command = ("bench", url, "--model=llm", f"--api-key={self._found.api_key}", *flags, "--warmup=0")
-        bench = self._run(*CLI, *command, f"--json={self._file}")
-        assert bench.process.wait(LOAD_S) == 0, bench.text
-        return json.loads(self._file.read_text())
-
-
-def connection_to(found: Observed, key: str, **body: Any) -> http.client.HTTPConnection:
-    """A request that has been sent; its answer is still to come."""
-    host = urllib.parse.urlsplit(found.gateway).netloc
-    connection = http.client.HTTPConnection(host, timeout=120)
-    headers = {"content-type": "application/json", "authorization": f"Bearer {secret(key)}"}
-    connection.request("POST", "/v1/completions", json.dumps({"max_tokens": 2, **body}), headers)
-    return connection
-
-
-def leave(found: Observed) -> None:
-    """A crowd of clients, each of which goes once it has seen a first token."""
-    body = {"model": "llm", "prompt": [5] * 20, "max_tokens": 400, "ignore_eos": True, "stream": True}
-    open_ones = [connection_to(found, "all", **body) for _ in range(LEAVERS)]
-    for connection in open_ones:
-        assert connection.getresponse().readline().startswith(b"data:")
-        connection.close()
-
-
-def status_of(connection: http.client.HTTPConnection) -> int:
-    """What it was answered, once all of it has come."""
-    with contextlib.closing(connection):
-        response = connection.getresponse()
-        with contextlib.suppress(http.client.IncompleteRead):
-            response.read()
-        return response.status
-
-
-def make_trouble(found: Observed, until: Any) -> None:
-    """Everything that goes wrong at a gateway."""
-    until(lambda: is_ready(found, "frail", 2), 60)
-    held = {name: connection_to(found, key, model=name, prompt="x")
-            for name, key in (("asleep", "all"), ("refused", "one at once"))}  # fmt: skip
-    assert status_of(connection_to(found, "one at once", model="frail", prompt="x")) == 429
-    assert [status_of(connection_to(found, "six a minute", model="frail", prompt="x")) for _ in range(2)] == [200, 429]
-    hang_up(found, "pagetide_gateway_broken_streams_total", stream=True)
-    hang_up(found, "pagetide_gateway_ejections_total", stream=False)
-    assert {name: status_of(connection) for name, connection in held.items()} == {"asleep": 200, "refused": 503}
-
-
-def is_ready(found: Observed, model: str, count: int) -> bool:
-    query = f'pagetide_gateway_replicas{{model_name="{model}",state="ready"}}'
-    return found.number(query) == count
-
-
-def hang_up(found: Observed, counter: str, *, stream: bool) -> None:
-    """Ask the frail service until the gateway has counted what the broken one of its two replicas does."""
-    for index in range(200):
-        status_of(connection_to(found, "all", model="frail", prompt=f"{counter} {index}", stream=stream))
-        if counted(found, counter):
-            return
-    raise AssertionError(f"{counter}: 200 requests did not meet the broken replica")
-
-
-def counted(found: Observed, counter: str) -> bool:
-    with urllib.request.urlopen(f"{found.gateway}/metrics", timeout=10) as reply:
-        lines = reply.read().decode().splitlines()
-    return any(line.startswith(f'{counter}{{model_name="frail"}}') and not line.endswith(" 0.0") for line in lines)

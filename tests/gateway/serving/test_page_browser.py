@@ -188,6 +188,21 @@ async def type_key(browser: Browser, key: str) -> None:
     await browser.read(f"document.getElementById('key').value = '{key}'; refresh()")
 
 
+@pytest.mark.parametrize(
+    ("wake", "said"),
+    [pytest.param(False, "no replica", id="nobody wakes it"),
+     pytest.param(True, "no replica; a request wakes it", id="it sleeps")],
+)  # fmt: skip
+async def test_a_service_without_replicas(start_gateway, browser, wake, said):
+    async def woken() -> None: ...
+
+    front = await start_gateway()
+    front.registry.put("empty", {}, wake=woken if wake else None)
+    await browser.open(front.url + "/")
+    await browser.until(f"{STATE} == '0 of 1 services ready'")
+    assert await browser.read("document.querySelector('#services p').textContent") == said
+
+
 EVIL = "<img src=x onerror=alert(1)><script>alert(2)</script>"
 
 

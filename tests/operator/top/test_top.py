@@ -189,12 +189,14 @@ def test_a_service_in_one_line(service):
 
 @pytest.fixture
 async def somebody():
-    """`await somebody({path: text or status})` -> the address of one that answers so."""
+    """`await somebody({path: text, status or both})` -> the address of one that answers so."""
     runners = []
 
     async def start(answers):
         async def answer(request):
             found = answers.get(request.path, 404)
+            if isinstance(found, tuple):
+                return web.Response(status=found[0], text=found[1])
             return web.Response(status=found) if isinstance(found, int) else web.Response(text=found)
 
         app = web.Application()
@@ -213,6 +215,8 @@ async def somebody():
     ("answers", "code", "said"),
     [
         pytest.param({"/metrics": BEGIN}, 0, "server http://", id="a server"),
+        pytest.param({"/metrics": BEGIN, "/readyz": (503, "loading the model\n")}, 0, "unready: loading the model",
+                     id="a server that is not ready yet"),
         pytest.param(
             {"/metrics": "pagetide_gateway_requests_in_flight 1\n", "/summary": json.dumps(SUMMARY)},
             0, "a: 1 of 2 ready", id="a gateway",

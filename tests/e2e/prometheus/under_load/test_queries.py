@@ -46,14 +46,17 @@ def test_a_panels_query_has_an_answer(observed: Any, name: str) -> None:
     assert observed.values(expression) or query.optional in ABSENT, "it never had a value"
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "fleet: Failed requests: {{namespace}}/{{service}}",
-    ],
-)
-def test_nothing_failed_at_the_servers(observed: Any, name: str) -> None:
-    assert max(observed.values(QUERIES[name][1])) == 0
+def test_a_legend_has_all_its_labels_and_is_that_of_one_series(observed: Any) -> None:
+    for name, (query, expression) in QUERIES.items():
+        if name.startswith("fleet: Services:"):  # columns of a table, whose rows have the labels
+            continue
+        found = [series["metric"] for series in observed.ever(expression)]
+        legends = [re.sub(r"{{(\w+)}}", lambda match, own=own: own[match[1]], query.legend) for own in found]
+        assert len(set(legends)) == len(legends), (name, legends)
+
+
+def test_nothing_failed_at_the_servers(observed: Any) -> None:
+    assert max(observed.values(QUERIES["fleet: Failed requests: {{namespace}}/{{service}}"][1])) == 0
 
 
 # Panels that are at zero while all is well.
