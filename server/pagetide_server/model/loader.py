@@ -16,6 +16,8 @@ from pagetide_spec.errors import SettingError, shorten
 from ..checkpoint.files import Progress, check_whole, eos_token_ids, read_json, resolve, silent, weight_files
 from .fused import fuse
 from .network import Layer, examine
+from .residual import join_residuals
+from .rotary import defer_rotary
 from .weights import load_weights, reported_weights
 
 log = logging.getLogger(__name__)
@@ -62,6 +64,8 @@ def load(config: EngineConfig, progress: Progress = silent) -> LoadedModel:
         network = load_weights(folder, config, dtype, device, shape)
     if kernels == "triton" and device.type == "cuda":
         log.info("layers swapped for fused ones: %s", ", ".join(fuse(network)) or "none is known")
+        joined, deferred = join_residuals(network), defer_rotary(network)
+        log.info("layers that norm and add at once: %d; that leave rotation to the cache's op: %d", joined, deferred)
     return LoadedModel(
         network=network,
         hf_config=hf_config,
