@@ -2,9 +2,10 @@
 
     python bench/tuning.py MODEL [--only NAME] [--rounds 3] [-- FLAGS OF BOTH SERVERS]
 
-Both servers are up all the time, and `pagetide bench` loads them in turn with the same prompts, so that what else the
-machine does meets both alike. Printed are medians over the rounds and the median of their ratios; only the ratios say
-something about another machine.
+Both servers are up all the time, and `pagetide bench` loads them in turn with the same prompts, the one and the other
+first in turn, so that what else the machine does meets both alike. Printed are medians over the rounds, and the median
+of their ratios with the least and the largest one; only the ratios say something about another machine, and nothing
+where their range has 1 in it.
 """
 
 from __future__ import annotations
@@ -44,37 +45,37 @@ SHORT_MEMORY = "--max-num-seqs=8 --max-model-len=512"
 PAIRS = (
     Pair(
         "places in the batch", ("--max-num-seqs=2", "--max-num-seqs=8"),
-        "--requests=8 --concurrency=8 --input-tokens=32 --output-tokens=16",
+        "--requests=16 --concurrency=8 --input-tokens=32 --output-tokens=24",
         ("output_tokens_per_s", "ttft.p50", "inter_token.p50"),
     ),
     Pair(
         "token budget", ("--max-num-batched-tokens=64", "--max-num-batched-tokens=512"),
-        "--requests=6 --concurrency=3 --input-tokens=256 --output-tokens=12",
+        "--requests=18 --concurrency=3 --input-tokens=256 --output-tokens=12",
         ("requests_per_s", "ttft.p50", "inter_token.p50", "inter_token.p99"),
     ),
     Pair(
         "block size", ("--block-size=8", "--block-size=32"),
-        "--requests=8 --concurrency=2 --prefix-tokens=60 --input-tokens=20 --output-tokens=4",
+        "--requests=40 --concurrency=2 --prefix-tokens=60 --input-tokens=20 --output-tokens=4",
         ("tokens.prefix_cache_hits", "ttft.p50", "requests_per_s"),
     ),
     Pair(
         "KV memory", ("--kv-cache-memory-gib=0.02", "--kv-cache-memory-gib=0.2"),
-        "--requests=8 --concurrency=8 --input-tokens=96 --output-tokens=32",
+        "--requests=16 --concurrency=8 --input-tokens=96 --output-tokens=32",
         ("output_tokens_per_s", "ttft.p90", "e2e.p90"), SHORT_MEMORY,
     ),
     Pair(
         "host memory to swap to", ("--swap-space-gib=0", "--swap-space-gib=1 --preemption-mode=swap"),
-        "--requests=4 --concurrency=4 --input-tokens=256 --output-tokens=64",
+        "--requests=8 --concurrency=4 --input-tokens=256 --output-tokens=64",
         ("output_tokens_per_s", "e2e.p90"), f"{SHORT_MEMORY} --kv-cache-memory-gib=0.04",
     ),
     Pair(
         "prefix cache", ("--no-enable-prefix-caching", "--enable-prefix-caching"),
-        "--requests=6 --concurrency=2 --prefix-tokens=256 --input-tokens=16 --output-tokens=8",
+        "--requests=20 --concurrency=2 --prefix-tokens=256 --input-tokens=16 --output-tokens=8",
         ("ttft.p50", "requests_per_s"),
     ),
     Pair(
         "window", ("--max-model-len=512", "--max-model-len=2048"),
-        "--requests=8 --concurrency=8 --input-tokens=64 --output-tokens=32", ("output_tokens_per_s", "ttft.p50"),
+        "--requests=32 --concurrency=8 --input-tokens=64 --output-tokens=32", ("output_tokens_per_s", "ttft.p50"),
     ),
 )  # fmt: skip
 
@@ -114,6 +115,13 @@ def measured(address: str, load: str, seed: int, folder: Path) -> dict[str, Any]
     return found
 
 
+def round_of(load: str, addresses: Sequence[str], seed: int, folder: Path) -> list[dict[str, Any]]:
+    """Both servers' figures for the same prompts; an even round begins with the second server."""
+    sides = (0, 1) if seed % 2 else (1, 0)
+    found = {side: measured(addresses[side], load, seed, folder) for side in sides}
+    return [found[0], found[1]]
+
+
 def preempted(address: str) -> float:
     """How often a sequence gave way so far."""
     with urllib.request.urlopen(f"{address}/metrics", timeout=10) as reply:
@@ -138,13 +146,14 @@ def compare(pair: Pair, model: str, common: Sequence[str], rounds: int) -> None:
         # Both load at the same time.
         servers = [stack.enter_context(started(model, *one)) for one in zip(settings, logs, strict=True)]
         addresses = [address_in(log, server) for log, server in zip(logs, servers, strict=True)]
-        runs = [[measured(a, pair.load, seed, folder) for a in addresses] for seed in range(1, rounds + 1)]
+        runs = [round_of(pair.load, addresses, seed, folder) for seed in range(1, rounds + 1)]
         gave_way = [preempted(a) / rounds for a in addresses]
     print(f"\n{pair.name}: {pair.load}", flush=True)
     for path in pair.figures:
         left, right = (statistics.median(figure(run[side], path) for run in runs) for side in (0, 1))
-        ratio = statistics.median(figure(b, path) / max(figure(a, path), 1e-9) for a, b in runs)
-        print(f"| {path} | `{pair.settings[0]}` {left:.4g} | `{pair.settings[1]}` {right:.4g} | x {ratio:.2f} |")
+        ratios = [figure(b, path) / max(figure(a, path), 1e-9) for a, b in runs]
+        told = f"x {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+        print(f"| {path} | `{pair.settings[0]}` {left:.4g} | `{pair.settings[1]}` {right:.4g} | {told} |")
     if any(gave_way):
         print(f"preemptions a round: {gave_way[0]:.1f} and {gave_way[1]:.1f}", flush=True)
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from .model import Dashboard, Panel, Query, Row, Variable
-from .queries import NAMED, SERVICE, WHO, quantile, rate, ratio
+from .queries import NAMED, PLACE, SERVICE, WHO, quantile, rate, ratio
 
-NAMESPACE = Variable("namespace", "namespace", "@requests_running")
-NAME = Variable("service", "service", '@requests_running{namespace=~"$namespace"}')
+# Of a service that sleeps at zero only the operator tells; where there is none, the servers do.
+_TELL = ("requests_running", "operator_service_replicas")
+NAMESPACE = Variable("namespace", "namespace", _TELL)
+NAME = Variable("service", "service", _TELL, PLACE)
 
 # Of several operators each tells what it sees; they see the same.
 REPLICAS = 'max by (namespace, service) (@operator_service_replicas{state="%s"})'
@@ -16,6 +18,7 @@ ERRORS = ratio('@requests_total{finish_reason="error"}', "@requests_total")
 HITS = ratio("@prefix_cache_hit_tokens_total", "@prefix_cache_query_tokens_total")
 NO_REQUESTS = "while no request ends within the window"
 NO_LOOKUPS = "while no prompt comes in"
+NO_OPERATOR = "where no operator runs"
 
 OVERVIEW = Row(
     "Overview",
@@ -24,18 +27,18 @@ OVERVIEW = Row(
             "Replicas ready",
             "none",
             "Replicas that answer. Fewer than desired: open Operator, and the Ready condition of the service says why.",
-            [Query('sum(max by (namespace, service) (@operator_service_replicas{state="ready"}))')],
+            [Query(f"sum({REPLICAS % 'ready'})", optional=NO_OPERATOR)],
             kind="stat",
-            width=4,
+            width=3,
             height=4,
         ),
         Panel(
             "Replicas desired",
             "none",
             "What the operator asks the cluster for. At the maximum and requests wait: raise autoscaling.maxReplicas.",
-            [Query('sum(max by (namespace, service) (@operator_service_replicas{state="desired"}))')],
+            [Query(f"sum({REPLICAS % 'desired'})", optional=NO_OPERATOR)],
             kind="stat",
-            width=4,
+            width=3,
             height=4,
         ),
         Panel(
@@ -44,7 +47,7 @@ OVERVIEW = Row(
             "Tokens sent to clients by all services.",
             [Query("sum(rate(@generation_tokens_total[$__rate_interval]))")],
             kind="stat",
-            width=4,
+            width=3,
             height=4,
         ),
         Panel(
@@ -53,7 +56,7 @@ OVERVIEW = Row(
             "Requests that have no place in a batch yet. Lasting: open Service; more replicas, or a larger batch.",
             [Query("sum(@requests_waiting)")],
             kind="stat",
-            width=4,
+            width=3,
             height=4,
             warn=1,
             alarm=20,
@@ -80,6 +83,17 @@ OVERVIEW = Row(
             warn=0.001,
             alarm=0.01,
         ),
+        Panel(
+            "Replica-hours",
+            "none",
+            "What this time range cost, to be multiplied by the price of a replica; each counts from when its model is "
+            "loaded. By service in the table below. High at low load: lower minReplicas, or let services sleep "
+            "(minReplicas: 0, idleSeconds).",
+            [Query(f"sum({REPLICA_HOURS})")],
+            kind="stat",
+            width=4,
+            height=4,
+        ),
     ],
 )
 
@@ -89,23 +103,28 @@ SERVICES = Row(
         Panel(
             "Services",
             "none",
-            "One row a service: replicas, load and health now. Sort by a column to find the one that suffers.",
+            "One row a service: replicas, load and health now, and what it cost in this time range. Sort by a column "
+            "to find the one that suffers; its name leads to Service.",
             [
-                Query(REPLICAS % "desired", "desired"),
-                Query(REPLICAS % "ready", "ready"),
+                Query(REPLICAS % "desired", "desired", NO_OPERATOR),
+                Query(REPLICAS % "ready", "ready", NO_OPERATOR),
                 Query(f"sum by ({WHO}) (@requests_running)", "running"),
-                Query(f"sum by ({WHO}) (@requests_waiting)", "waiting"),
-                Query(f"{quantile(0.95, '@request_queue_seconds')} >= 0", "queue p95 (s)", optional=NO_LOOKUPS),
-                Query(rate("@generation_tokens_total"), "tokens/s"),
-                Query(HITS, "cache hits", optional=NO_LOOKUPS),
-                Query(f"max by ({WHO}) (@kv_cache_utilization_ratio)", "KV in use"),
+                Query(f"sum by ({WHO}) (@requests_waiting)", "waiting", warn=1, alarm=20),
+                Query(f"{quantile(0.95, '@request_queue_seconds')} >= 0", "queue p95", NO_LOOKUPS, unit="s",
+                      warn=0.5, alarm=2),
+                Query(rate("@generation_tokens_total"), "tokens/s", unit="short"),
+                Query(HITS, "cache hits", NO_LOOKUPS, unit="percentunit"),
+                Query(f"max by ({WHO}) (@kv_cache_utilization_ratio)", "KV in use", unit="percentunit", warn=0.9,
+                      alarm=0.98),
+                Query(ERRORS, "failed", NO_REQUESTS, unit="percentunit", warn=0.001, alarm=0.01),
+                Query(REPLICA_HOURS, "replica-hours", unit="short"),
             ],
             kind="table",
             width=24,
-            height=8,
+            height=9,
         ),
     ],
-)
+)  # fmt: skip
 
 LOAD = Row(
     "Load",
@@ -149,17 +168,15 @@ LOAD = Row(
             "none",
             "Desired and ready. Apart for longer than a model loads: the Ready condition of the service says why.",
             [
-                Query(REPLICAS % "desired", f"{NAMED} desired"),
-                Query(REPLICAS % "ready", f"{NAMED} ready"),
+                Query(REPLICAS % "desired", f"{NAMED} desired", NO_OPERATOR),
+                Query(REPLICAS % "ready", f"{NAMED} ready", NO_OPERATOR),
             ],
         ),
         Panel(
-            "Replica-hours in this time range",
-            "h",
-            "What the range cost, to be multiplied by the price of a replica. High at low load: lower minReplicas, or "
-            "let the service sleep (minReplicas: 0, idleSeconds).",
-            [Query(REPLICA_HOURS, NAMED)],
-            kind="stat",
+            "Requests ended a second",
+            "reqps",
+            "However they ended. Falls while requests wait: a replica is gone, or answers have become longer.",
+            [Query(rate("@requests_total"), NAMED)],
         ),
     ],
 )

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from .model import Dashboard, Panel, Query, Row, Variable
-from .queries import MODEL, quantile, rate
+from .queries import MODEL, PLACE, quantile, rate
 
-NAMESPACE = Variable("namespace", "namespace", "@gateway_requests_in_flight")
-NAME = Variable("model", "model_name", '@gateway_requests_in_flight{namespace=~"$namespace"}')
+# The namespace is the gateway's own.
+NAMESPACE = Variable("namespace", "namespace", ("gateway_requests_in_flight",))
+NAME = Variable("model", "model_name", ("gateway_requests_in_flight",), PLACE)
 
-EVENT = "until the first one"
 NO_ANSWER = "while nothing is answered"
 # The path of a model is known here by its name, which is what clients ask for.
 WHO = "model_name"
@@ -64,13 +64,14 @@ CLIENTS = Row(
             "How holding ended",
             "reqps",
             "released: a replica came. Anything else: the client got a 503; let a replica stay (minReplicas: 1).",
-            [Query(rate("@gateway_held_total", "outcome"), "{{outcome}}", EVENT)],
+            [Query(rate("@gateway_held_total", "outcome"), "{{outcome}}")],
         ),
         Panel(
             "Refused for a limit of the key",
             "reqps",
-            "Clients above what their key may do; raise the key's limit or talk to its owner.",
-            [Query(rate("@gateway_limited_total", "limit"), "{{limit}}", EVENT)],
+            "Clients above what their key may do, whatever model they ask for: raise the key's maxConcurrent or "
+            "requestsPerMinute, or talk to its owner.",
+            [Query(rate("@gateway_limited_total", "limit"), "{{limit}}", scope=PLACE)],
         ),
     ],
 )
@@ -81,16 +82,17 @@ ROUTING = Row(
         Panel(
             "Routing reasons a second",
             "reqps",
-            "prefix: a replica has the prompt's beginning. load: the least busy one. hash: an unknown beginning. "
-            "Few by prefix though prompts share beginnings: caches are too small for them.",
-            [Query(rate("@gateway_routed_total", "reason"), "{{reason}}", NO_ANSWER)],
+            "prefix: a replica has the prompt's beginning. session: that of its x-session-id. load: the least busy "
+            "one. hash: an unknown beginning. only: there is no other. Few by prefix though prompts share beginnings: "
+            "caches are too small for them (gpuMemoryUtilization).",
+            [Query(rate("@gateway_routed_total", "reason"), "{{reason}}")],
             stack=True,
         ),
         Panel(
             "Requests at each replica",
             "none",
             "In flight now, through all gateways. Uneven: long requests, or a beginning that many share.",
-            [Query("sum by (model_name, replica) (@gateway_replica_requests_in_flight)", "{{replica}}")],
+            [Query("sum by (model_name, replica) (@gateway_replica_requests_in_flight)", f"{NAMED} {{{{replica}}}}")],
             stack=True,
         ),
         Panel(
@@ -101,7 +103,7 @@ ROUTING = Row(
                 Query(
                     "sum by (model_name, replica) (@gateway_replica_requests_in_flight) "
                     "/ on (model_name) group_left () (sum by (model_name) (@gateway_replica_requests_in_flight) > 0)",
-                    "{{replica}}",
+                    f"{NAMED} {{{{replica}}}}",
                     "while nothing is in flight",
                 )
             ],
@@ -124,8 +126,8 @@ TROUBLE = Row(
             "reqps",
             "Clients do not see retries, but broken streams. Either: a replica restarts, or its network fails.",
             [
-                Query(rate("@gateway_retries_total", WHO), f"{NAMED} retries", EVENT),
-                Query(rate("@gateway_broken_streams_total", WHO), f"{NAMED} broken streams", EVENT),
+                Query(rate("@gateway_retries_total", WHO), f"{NAMED} retries"),
+                Query(rate("@gateway_broken_streams_total", WHO), f"{NAMED} broken streams"),
             ],
             warn=0.1,
         ),
@@ -134,8 +136,8 @@ TROUBLE = Row(
             "ops",
             "Clients that leave before the end: answers come too late for them, see the time to the first byte.",
             [
-                Query(rate("@gateway_client_disconnects_total", WHO), f"{NAMED} clients left", "until a client leaves"),
-                Query(rate("@gateway_ejections_total", WHO), f"{NAMED} replicas set aside", EVENT),
+                Query(rate("@gateway_client_disconnects_total", WHO), f"{NAMED} clients left"),
+                Query(rate("@gateway_ejections_total", WHO), f"{NAMED} replicas set aside"),
             ],
         ),
     ],

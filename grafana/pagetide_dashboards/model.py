@@ -1,4 +1,4 @@
-"""What a dashboard is made of, and its JSON as Grafana 9.5 and later reads it. Pure."""
+"""What a dashboard is made of, and its JSON as Grafana 10.2 and later reads it. Pure."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ Kind = Literal["timeseries", "stat", "heatmap", "table"]
 
 COLUMNS = 24
 SCHEMA_VERSION = 38
+# Labels of which there may be many values.
+_MANY = ("service", "pod", "replica", "model_name")
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
 
@@ -24,11 +26,21 @@ class Query:
         text: PromQL with short names, see `queries`.
         legend: with labels as `{{label}}`.
         optional: why it may have no result on a healthy fleet; empty where it always must have one.
+        scope: its own matchers, where those of its dashboard do not fit.
+        unit, warn, alarm: of a table's column.
     """
 
     text: str
     legend: str = ""
     optional: str = ""
+    scope: str | None = None
+    unit: str = "none"
+    warn: float | None = None
+    alarm: float | None = None
+
+    def expanded(self, scope: str) -> str:
+        """Its PromQL on a dashboard of this scope."""
+        return expand(self.text, scope if self.scope is None else self.scope)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +56,7 @@ class Panel:
     queries: Sequence[Query]
     kind: Kind = "timeseries"
     width: int = 8
-    height: int = 7
+    height: int = 8
     warn: float | None = None
     alarm: float | None = None
     stack: bool = False
@@ -61,11 +73,15 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Variable:
-    """A choice at the top of a dashboard, filled from a label's values; `All` matches series without the label too."""
+    """A choice at the top of a dashboard, filled from a label's values; `All` matches series without the label too.
+
+    `sources`: short names of the metrics whose label it is; `scope`: matchers that narrow them.
+    """
 
     name: str
     label: str
-    source: str
+    sources: Sequence[str]
+    scope: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,7 +151,7 @@ def _target(query: Query, index: int, kind: Kind, scope: str) -> Json:
     out: Json = {
         "refId": chr(ord("A") + index),
         "datasource": DATASOURCE,
-        "expr": expand(query.text, scope),
+        "expr": query.expanded(scope),
         "legendFormat": query.legend or "__auto",
     }
     if kind == "heatmap":
@@ -147,7 +163,7 @@ def _target(query: Query, index: int, kind: Kind, scope: str) -> Json:
     return out
 
 
-def _thresholds(panel: Panel) -> Json:
+def _thresholds(panel: Panel | Query) -> Json:
     steps: list[Json] = [{"color": "green", "value": None}]
     if panel.warn is not None:
         steps.append({"color": "orange", "value": panel.warn})
@@ -172,11 +188,24 @@ def _timeseries(panel: Panel) -> Json:
         "stacking": {"mode": "normal" if panel.stack else "none", "group": "A"},
         "thresholdsStyle": {"mode": "dashed" if has_limits else "off"},
     }
-    legend = {"displayMode": "list", "placement": "bottom", "calcs": []}
     return {
         "fieldConfig": {"defaults": _defaults(panel, **custom), "overrides": []},
-        "options": {"legend": legend, "tooltip": {"mode": "multi", "sort": "desc"}},
+        "options": {"legend": _legend(panel), "tooltip": {"mode": "multi", "sort": "desc"}},
     }
+
+
+def _legend(panel: Panel) -> Json:
+    """Of what may be fifty services or replicas, a table that is scrolled, with the largest on top."""
+    if any(f"{{{{{label}}}}}" in query.legend for query in panel.queries for label in _MANY):
+        return {
+            "displayMode": "table",
+            "placement": "bottom",
+            "showLegend": True,
+            "calcs": ["lastNotNull", "max"],
+            "sortBy": "Max",
+            "sortDesc": True,
+        }
+    return {"displayMode": "list", "placement": "bottom", "showLegend": True, "calcs": []}
 
 
 def _stat(panel: Panel) -> Json:
@@ -195,21 +224,46 @@ def _heatmap(panel: Panel) -> Json:
             "yAxis": {"unit": panel.unit},
             "color": {"mode": "scheme", "scheme": "Oranges", "steps": 64},
             "cellGap": 1,
-            "tooltip": {"show": True},
+            "tooltip": {"mode": "single", "yHistogram": False},
         },
     }
 
 
 def _table(panel: Panel) -> Json:
-    """Rows by labels, one column a query, named as its legend."""
-    names = {f"Value #{chr(ord('A') + i)}": query.legend for i, query in enumerate(panel.queries)}
-    hidden = {"Time": True}
-    organize = {"renameByName": names, "excludeByName": hidden, "indexByName": {}}
+    """Rows by namespace and service, one column a query, named as its legend; the service leads to its dashboard."""
+    columns = [(f"Value #{chr(ord('A') + index)}", query) for index, query in enumerate(panel.queries)]
+    order = ["namespace", "service", *(name for name, _ in columns)]
+    organize = {
+        "renameByName": {name: query.legend for name, query in columns},
+        "excludeByName": {"Time": True},
+        "indexByName": {name: index for index, name in enumerate(order)},
+    }
+    link = {"title": "in depth", "url": SERVICE_LINK, "targetBlank": False}
+    overrides = [_override("service", links=[link]), *(_override(name, **_column(query)) for name, query in columns)]
     return {
-        "fieldConfig": {"defaults": _defaults(panel), "overrides": []},
+        "fieldConfig": {"defaults": _defaults(panel), "overrides": overrides},
         "options": {"showHeader": True, "cellHeight": "sm"},
         "transformations": [{"id": "merge", "options": {}}, {"id": "organize", "options": organize}],
     }
+
+
+# From a row of the table to the dashboard of its service, at the same time range.
+SERVICE_LINK = (
+    "/d/pagetide-service?var-datasource=${datasource}&var-namespace=${__data.fields.namespace}"
+    "&var-service=${__data.fields.service}&${__url_time_range}"
+)
+
+
+def _column(query: Query) -> Json:
+    out: Json = {"unit": query.unit}
+    if query.warn is not None or query.alarm is not None:
+        out |= {"thresholds": _thresholds(query), "custom.cellOptions": {"type": "color-text"}}
+    return out
+
+
+def _override(column: str, **properties: Any) -> Json:
+    found = [{"id": name, "value": value} for name, value in properties.items()]
+    return {"matcher": {"id": "byName", "options": column}, "properties": found}
 
 
 _LOOKS = {"timeseries": _timeseries, "stat": _stat, "heatmap": _heatmap, "table": _table}
@@ -220,14 +274,15 @@ def _datasource() -> Json:
 
 
 def _variable(variable: Variable) -> Json:
-    query = f"label_values({expand(variable.source, '')}, {variable.label})"
+    names = "|".join(expand(f"@{name}", "") for name in variable.sources)
+    matchers = ",".join(filter(None, (f'__name__=~"{names}"', variable.scope)))
+    query = f"label_values({{{matchers}}}, {variable.label})"
     return {
         "name": variable.name,
         "label": variable.name,
         "type": "query",
         "datasource": DATASOURCE,
         "query": {"query": query, "refId": variable.name},
-        "definition": query,
         "refresh": 2,
         "sort": 1,
         "multi": True,

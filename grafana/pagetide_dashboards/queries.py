@@ -11,7 +11,7 @@ from pagetide_spec.metrics import DCGM_METRICS, GATEWAY_METRICS, OPERATOR_METRIC
 # Matchers that narrow a query to what the dashboard's variables name; a rule looks at everything.
 SERVICE = 'namespace=~"$namespace",service=~"$service"'
 MODEL = 'namespace=~"$namespace",model_name=~"$model"'
-DEVICE = 'namespace=~"$namespace"'
+PLACE = 'namespace=~"$namespace"'
 EVERYTHING = ""
 
 # What Prometheus adds to every series of a target, through ServiceMonitors or as docs/observability.md tells.
@@ -35,7 +35,7 @@ def expand(text: str, scope: str) -> str:
         check(name, own)
         prometheus_name = name if name in DCGM_METRICS else _metric(name).full_name + _part(name)
         # The `service` of NVIDIA's exporter is its own.
-        around = DEVICE if scope and name in DCGM_METRICS else scope
+        around = PLACE if scope and name in DCGM_METRICS else scope
         matchers = ",".join(part for part in (around, own) if part)
         return prometheus_name + (f"{{{matchers}}}" if matchers else "")
 
@@ -66,9 +66,11 @@ def _part(name: str) -> str:
 
 # ---- forms that come again and again
 
-# A service; its legend is NAMED.
+# A service; its legend is NAMED. Of one replica: EACH and REPLICA.
 WHO = "namespace, service"
 NAMED = "{{namespace}}/{{service}}"
+EACH = "namespace, service, pod"
+REPLICA = "{{namespace}}/{{pod}}"
 RATE = "$__rate_interval"
 
 

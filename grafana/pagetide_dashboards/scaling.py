@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from .fleet import NO_LOOKUPS, REPLICAS
 from .model import Dashboard, Panel, Query, Row, Variable
-from .queries import NAMED, SERVICE, WHO, quantile, rate
+from .queries import EVERYTHING, NAMED, PLACE, SERVICE, WHO, quantile, rate
 
 # The operator tells of every service, also of one that sleeps at zero and has no server to ask.
-NAMESPACE = Variable("namespace", "namespace", "@operator_service_replicas")
-NAME = Variable("service", "service", '@operator_service_replicas{namespace=~"$namespace"}')
-NO_CHANGE = "until a service was first scaled"
+NAMESPACE = Variable("namespace", "namespace", ("operator_service_replicas",))
+NAME = Variable("service", "service", ("operator_service_replicas",), PLACE)
 NOT_SCALED = "where no service has spec.autoscaling"
+NOT_LIMITED = "while nothing limits it"
 
 DECISIONS = Row(
     "Decisions",
@@ -42,7 +42,7 @@ DECISIONS = Row(
                 Query(
                     f"sum by ({WHO}, direction, winner) (increase(@operator_scale_changes_total[10m]))",
                     f"{NAMED} {{{{direction}}}} by {{{{winner}}}}",
-                    NO_CHANGE,
+                    NOT_SCALED,
                 )
             ],
             width=12,
@@ -54,9 +54,9 @@ DECISIONS = Row(
             "CacheGuard, StabilizationWindow: a shrink waits, on purpose. ScalingPolicy: behavior allows no more.",
             [
                 Query(
-                    f'max by ({WHO}, reason) (@operator_service_condition{{condition="ScalingLimited"}})',
+                    f'max by ({WHO}, reason) (@operator_service_condition{{condition="ScalingLimited"}}) == 1',
                     f"{NAMED} {{{{reason}}}}",
-                    NOT_SCALED,
+                    NOT_LIMITED,
                 )
             ],
             width=12,
@@ -109,17 +109,21 @@ SIGNALS = Row(
         Panel(
             "Looks at replicas' metrics",
             "ops",
-            "Failed ones: replicas that the operator cannot reach; a NetworkPolicy, or a replica that hangs.",
-            [Query(rate("@operator_scrapes_total", "outcome"), "{{outcome}}")],
+            "Of all services. Failed ones: replicas that the operator cannot reach; a NetworkPolicy, or a replica that "
+            "hangs.",
+            [Query(rate("@operator_scrapes_total", "outcome"), "{{outcome}}", scope=EVERYTHING)],
         ),
         Panel(
             "Scaling active",
             "none",
-            "1 where load decides. 0 with NoMetrics: no ready replica tells its metrics, and nothing is changed.",
+            "1 where load decides. 0 with NoMetrics: no ready replica tells its metrics, and nothing is changed: let "
+            "the operator reach port 8000 of the replicas.",
             [
                 Query(
-                    f'max by ({WHO}, reason) (@operator_service_condition{{condition="ScalingActive"}})',
+                    f"max by ({WHO}, reason) "
+                    '(@operator_service_condition{condition="ScalingActive",reason!="FixedReplicas"})',
                     f"{NAMED} {{{{reason}}}}",
+                    NOT_SCALED,
                 )
             ],
             maximum=1,

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from .fleet import HITS, NAME, NAMESPACE, NO_LOOKUPS
 from .model import Dashboard, Panel, Query, Row
-from .queries import SERVICE, WHO, quantile, rate
+from .queries import EACH, NAMED, REPLICA, SERVICE, WHO, quantile, rate
 
 NO_TOKENS = "while nothing is generated"
 NO_GPU = "where the servers have no GPU"
 NO_DCGM = "where NVIDIA's DCGM exporter does not run"
+# NVIDIA's exporter tells of every pod with a GPU; those of the chosen services have metrics of ours, too.
+OF_OURS = "and on (namespace, pod) @requests_running"
 SHARES = ((0.5, "p50"), (0.95, "p95"), (0.99, "p99"))
 
 
 def _quantiles(histogram: str, optional: str = "") -> list[Query]:
-    return [Query(quantile(share, f"@{histogram}", "service"), f"{{{{service}}}} {name}", optional)
+    return [Query(quantile(share, f"@{histogram}"), f"{NAMED} {name}", optional)
             for share, name in SHARES]  # fmt: skip
 
 
 def _each(gauge: str) -> list[Query]:
-    return [Query(f"sum by (pod) (@{gauge})", "{{pod}}")]
+    return [Query(f"sum by ({EACH}) (@{gauge})", REPLICA)]
 
 
 LATENCY = Row(
@@ -61,9 +63,9 @@ BATCH = Row(
             "none",
             "Waiting for long: see queue time. Swapped above zero: KV memory is short; lower maxNumSeqs or add memory.",
             [
-                Query(f"sum by ({WHO}) (@requests_running)", "{{service}} running"),
-                Query(f"sum by ({WHO}) (@requests_waiting)", "{{service}} waiting"),
-                Query(f"sum by ({WHO}) (@requests_swapped)", "{{service}} swapped"),
+                Query(f"sum by ({WHO}) (@requests_running)", f"{NAMED} running"),
+                Query(f"sum by ({WHO}) (@requests_waiting)", f"{NAMED} waiting"),
+                Query(f"sum by ({WHO}) (@requests_swapped)", f"{NAMED} swapped"),
             ],
         ),
         Panel(
@@ -91,8 +93,8 @@ BATCH = Row(
             "Finished prompts against generated tokens after the first. Prefills rise while decodes fall: prompts "
             "crowd answers out; lower maxNumBatchedTokens.",
             [
-                Query(rate("@prefills_total"), "{{service}} prefills"),
-                Query(rate("@decodes_total"), "{{service}} decodes"),
+                Query(rate("@prefills_total"), f"{NAMED} prefills"),
+                Query(rate("@decodes_total"), f"{NAMED} decodes"),
             ],
         ),
         Panel(
@@ -108,9 +110,9 @@ BATCH = Row(
             "Averages. Few sequences though requests wait: KV memory or the token budget is the limit.",
             [
                 Query(f"{rate('@engine_step_sequences_sum')} / ({rate('@engine_step_sequences_count')} > 0)",
-                      "{{service}} sequences", NO_TOKENS),
+                      f"{NAMED} sequences", NO_TOKENS),
                 Query(f"{rate('@engine_step_tokens_sum')} / ({rate('@engine_step_tokens_count')} > 0)",
-                      "{{service}} tokens", NO_TOKENS),
+                      f"{NAMED} tokens", NO_TOKENS),
             ],
         ),
     ],
@@ -141,7 +143,7 @@ MEMORY = Row(
             "percentunit",
             "Low though prompts share beginnings: they are evicted (see blocks by state), end within a block (smaller "
             "blockSize), or go to other replicas (Gateway, routing reasons).",
-            [Query(HITS, "{{service}}", NO_LOOKUPS), *_each("prefix_cache_hit_ratio")],
+            [Query(HITS, NAMED, NO_LOOKUPS), *_each("prefix_cache_hit_ratio")],
             maximum=1,
         ),
         Panel(
@@ -164,8 +166,8 @@ MEMORY = Row(
             "ops",
             "A failure: a block was wanted and none could be had, not even by eviction. Above zero: as preemptions.",
             [
-                Query(rate("@kv_block_allocations_total"), "{{service}} allocations"),
-                Query(rate("@kv_block_allocation_failures_total"), "{{service}} failures"),
+                Query(rate("@kv_block_allocations_total"), f"{NAMED} allocations"),
+                Query(rate("@kv_block_allocation_failures_total"), f"{NAMED} failures"),
             ],
         ),
     ],
@@ -232,13 +234,13 @@ REPLICAS = Row(
             "Tokens a second, by replica",
             "short",
             "A replica below the others at the same load has a slower or shared device.",
-            [Query(rate("@generation_tokens_total", "pod"), "{{pod}}")],
+            [Query(rate("@generation_tokens_total", EACH), REPLICA)],
         ),
         Panel(
             "Skew of running requests",
             "none",
             "Busiest replica over the average. Above 2 for long: the gateway is passed by, or knows them badly.",
-            [Query(f"max by ({WHO}) (@requests_running) / (avg by ({WHO}) (@requests_running) > 0)", "{{service}}",
+            [Query(f"max by ({WHO}) (@requests_running) / (avg by ({WHO}) (@requests_running) > 0)", NAMED,
                    "while nothing runs")],
             warn=2,
         ),
@@ -253,9 +255,9 @@ GPU = Row(
             "percentunit",
             "Share of time in which the GPU computed. Low while requests wait: the batch is small; raise maxNumSeqs.",
             [
-                Query("avg by (pod, gpu) (@gpu_utilization_ratio)", "{{pod}} {{gpu}}", NO_GPU),
-                Query('avg by (pod, gpu) (@DCGM_FI_DEV_GPU_UTIL{pod=~"($service)-.*"}) / 100', "{{pod}} {{gpu}} (DCGM)",
-                      NO_DCGM),
+                Query(f"avg by ({EACH}, gpu) (@gpu_utilization_ratio)", f"{REPLICA} {{{{gpu}}}}", NO_GPU),
+                Query(f"avg by (namespace, pod, gpu) (@DCGM_FI_DEV_GPU_UTIL {OF_OURS}) / 100",
+                      f"{REPLICA} {{{{gpu}}}} (DCGM)", NO_DCGM),
             ],
             maximum=1,
         ),
@@ -264,11 +266,11 @@ GPU = Row(
             "percentunit",
             "Set aside at the start (gpuMemoryUtilization), so it is flat. Rising towards 1: somebody else is there.",
             [
-                Query("sum by (pod, gpu) (@gpu_memory_used_bytes) / sum by (pod, gpu) (@gpu_memory_total_bytes)",
-                      "{{pod}} {{gpu}}", NO_GPU),
-                Query('sum by (pod, gpu) (@DCGM_FI_DEV_FB_USED{pod=~"($service)-.*"}) / (sum by (pod, gpu) '
-                      '(@DCGM_FI_DEV_FB_USED{pod=~"($service)-.*"}) + sum by (pod, gpu) '
-                      '(@DCGM_FI_DEV_FB_FREE{pod=~"($service)-.*"}))', "{{pod}} {{gpu}} (DCGM)", NO_DCGM),
+                Query(f"sum by ({EACH}, gpu) (@gpu_memory_used_bytes) / sum by ({EACH}, gpu) "
+                      "(@gpu_memory_total_bytes)", f"{REPLICA} {{{{gpu}}}}", NO_GPU),
+                Query(f"sum by (namespace, pod, gpu) (@DCGM_FI_DEV_FB_USED {OF_OURS}) / (sum by (namespace, pod, gpu) "
+                      "(@DCGM_FI_DEV_FB_USED) + sum by (namespace, pod, gpu) (@DCGM_FI_DEV_FB_FREE))",
+                      f"{REPLICA} {{{{gpu}}}} (DCGM)", NO_DCGM),
             ],
             warn=0.97,
             maximum=1,
@@ -279,8 +281,8 @@ GPU = Row(
             "GPU busy, and KV memory in use. Memory full and compute idle: memory is the limit (smaller maxModelLen, "
             "quantization). Compute busy and memory free: compute is; more replicas.",
             [
-                Query(f"avg by ({WHO}) (@gpu_utilization_ratio)", "{{service}} compute", NO_GPU),
-                Query(f"avg by ({WHO}) (@kv_cache_utilization_ratio)", "{{service}} KV memory"),
+                Query(f"avg by ({WHO}) (@gpu_utilization_ratio)", f"{NAMED} compute", NO_GPU),
+                Query(f"avg by ({WHO}) (@kv_cache_utilization_ratio)", f"{NAMED} KV memory"),
             ],
             maximum=1,
         ),
@@ -290,7 +292,8 @@ GPU = Row(
 SERVICE_BOARD = Dashboard(
     uid="pagetide-service",
     title="Pagetide / Service",
-    description="One service in depth: latency, batch, KV memory, requests, replicas, GPU.",
+    description="One service in depth: latency, batch, KV memory, requests, replicas, GPU. Where several are chosen, "
+    "a panel whose legend names no service adds them up.",
     scope=SERVICE,
     variables=(NAMESPACE, NAME),
     rows=(LATENCY, BATCH, MEMORY, REQUESTS, REPLICAS, GPU),

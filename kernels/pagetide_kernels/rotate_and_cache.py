@@ -37,7 +37,9 @@ def rotate_and_cache(
 
         fused(query, key, value, cos, sin, key_cache, value_cache, slots)
         return query
-    reshape_and_cache(rotated(key, cos, sin), value, key_cache, value_cache, slots)
+    # Here a cache may be narrower than what is written to it.
+    kept = rotated(key, cos, sin).to(key_cache.dtype), value.to(value_cache.dtype)
+    reshape_and_cache(*kept, key_cache, value_cache, slots)
     return rotated(query, cos, sin)
 
 

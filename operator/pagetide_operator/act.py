@@ -1,4 +1,4 @@
-"""Reads and writes of the objects of a cluster, each one request or list. The Lease has leader.py."""
+"""Reads and writes of the objects of a cluster, each one request or list. The Lease has running/leader.py."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 
 from pagetide_spec.names import API_VERSION, FIELD_MANAGER, KIND, PLURAL
 
-from .client import ApiError, Client
-from .kinds import BY_NAME, CHILD_SELECTOR, RESOURCE, Kind, collection_path, group_path
+from .cluster.client import ApiError, Client
+from .cluster.kinds import BY_NAME, CHILD_SELECTOR, RESOURCE, Kind, collection_path, group_path
+from .cluster.times import timestamp
 from .plan import Delete
-from .times import timestamp
 
 Object = Mapping[str, Any]
 

@@ -10,15 +10,16 @@ from typing import Any
 from pagetide_spec.errors import ResourceError
 from pagetide_spec.resource import InferenceService, dropped_fields, parse
 
-from .capacity import Capacity, total
-from .desired import Platform, children, wanted_replicas
-from .failures import REASONS, Failure
-from .kinds import POOL
+from .cluster.kinds import POOL
+from .cluster.times import timestamp
+from .desired.children import Platform, children, wanted_replicas
 from .plan import Key, Plan, Settled, plan
-from .pool import pool_verdict
 from .prefetch import fetch_state, fetching_of
-from .rollout import choose_rollout, waits_for_device
-from .status import (
+from .verdicts.capacity import Capacity, total
+from .verdicts.failures import REASONS, Failure
+from .verdicts.pool import pool_verdict
+from .verdicts.rollout import choose_rollout, waits_for_device
+from .verdicts.status import (
     ONE_BY_ONE,
     PREFETCHING,
     Children,
@@ -29,7 +30,6 @@ from .status import (
     invalid_status,
     service_status,
 )
-from .times import timestamp
 
 Object = Mapping[str, Any]
 

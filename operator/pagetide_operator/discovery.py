@@ -11,9 +11,9 @@ from typing import TypeVar
 from pagetide_spec.errors import PagetideError
 
 from . import act
-from .client import ApiError, Client
-from .desired import Platform
-from .kinds import CHILDREN, MONITOR, OPTIONAL, POOL, RESOURCE, Kind
+from .cluster.client import ApiError, Client
+from .cluster.kinds import CHILDREN, MONITOR, OPTIONAL, POOL, RESOURCE, Kind
+from .desired.children import Platform
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)

@@ -12,9 +12,9 @@ from typing import Any
 import kopf
 import kubernetes.client
 
-from .client import authorization
-from .kinds import BY_NAME, CHILD_SELECTOR, RESOURCE, Kind
-from .store import Name, Store
+from .cluster.client import authorization
+from .cluster.kinds import BY_NAME, CHILD_SELECTOR, RESOURCE, Kind
+from .cluster.store import Name, Store
 from .work import WorkQueue
 
 # A watch ends and starts anew after so many seconds even if all is quiet: kopf's streams can die without a sign.

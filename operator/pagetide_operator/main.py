@@ -18,9 +18,9 @@ from pagetide_spec.errors import SettingError
 from pagetide_spec.flags import seconds
 from pagetide_spec.names import OPERATOR_METRICS_PORT
 
-from .client import load_configuration
+from .cluster.client import load_configuration
 from .discovery import OperatorError
-from .process import Operator, Options
+from .running.process import Operator, Options
 
 DEFAULT_IMAGE = "pagetide/server:0.1.0"
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from pagetide_spec.names import KIND, LABEL_MANAGED_BY, LABEL_SERVICE
 
-from .desired import key_of
-from .pod import digest
+from .desired.children import key_of
+from .desired.pod import digest
 
 Object = Mapping[str, Any]
 Key = tuple[str, str]

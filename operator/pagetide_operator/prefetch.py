@@ -25,11 +25,11 @@ from pagetide_spec.names import (
 )
 from pagetide_spec.resource import InferenceService
 
-from .desired import Platform, head
-from .failures import Failure, pod_failures
-from .pod import CONTAINER, Manifest, cache_claim, digest, model_argument, pod_template
-from .status import PREFETCHING
-from .version import NOTHING_TO_FETCH, Fetching, annotations_of, kept_template, noted_template
+from .desired.children import Platform, head
+from .desired.pod import CONTAINER, Manifest, cache_claim, digest, model_argument, pod_template
+from .desired.version import NOTHING_TO_FETCH, Fetching, annotations_of, kept_template, noted_template
+from .verdicts.failures import Failure, pod_failures
+from .verdicts.status import PREFETCHING
 
 Object = Mapping[str, Any]
 

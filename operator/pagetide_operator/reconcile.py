@@ -12,16 +12,16 @@ from pagetide_spec.errors import ResourceError
 from pagetide_spec.resource import InferenceService
 
 from . import act
-from .capacity import Meter
-from .client import ApiError, Client
+from .cluster.client import ApiError, Client
+from .cluster.kinds import OPTIONAL, POOL
+from .cluster.store import Name, Store, name_of, service_of
 from .decide import Seen, events_for, look_again_after, plan_for, status_changes, understood
-from .desired import Platform, key_of
-from .failures import Failure
-from .kinds import OPTIONAL, POOL
+from .desired.children import Platform, key_of
 from .plan import Apply, Delete, Key, Plan, Settled, is_orphan, is_owned, settlement
-from .pool import NO_EXTENSION
-from .status import Verdict
-from .store import Name, Store, name_of, service_of
+from .verdicts.capacity import Meter
+from .verdicts.failures import Failure
+from .verdicts.pool import NO_EXTENSION
+from .verdicts.status import Verdict
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""What the operator counts of its own work; `health.py` tells it."""
+"""What the operator counts of its own work; `running/health.py` tells it."""
 
 from __future__ import annotations
 
@@ -47,6 +47,9 @@ class Telemetry:
         self._desired.labels(*name).set(desired)
         for ask in decision.asks:
             self._asked.labels(*name, ask.signal).set(ask.replicas)
+        # There before it happens, as above.
+        for direction, winner in (("up", "wake"), ("down", "idle"), *_steps(decision)):
+            self._changes.labels(*name, direction, winner)
 
     def scaled(self, name: tuple[str, str], decision: Decision, desired: int) -> None:
         """A service's number of replicas was changed."""
@@ -60,3 +63,8 @@ class Telemetry:
             for values in {tuple(labels.values()) for labels in samples}:
                 if values[:2] == name:
                     metric.remove(*values)
+
+
+def _steps(decision: Decision) -> list[tuple[str, str]]:
+    """The ways in which the signals of load may change a service."""
+    return [(direction, ask.signal) for direction in ("up", "down") for ask in decision.asks]

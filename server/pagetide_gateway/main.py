@@ -19,16 +19,16 @@ import uvloop
 from pagetide_spec.errors import SettingError
 from pagetide_spec.web import listen
 
-from .app import Gateway
-from .cluster import ClusterWatcher
-from .forward import Access
-from .hold import HoldLimits
-from .key_file import keep_fresh, read_keys
-from .keys import Key, KeyRing
-from .kube_api import KubeApi
-from .kube_config import KubeConfig, load
-from .listen import GatewayServer
+from .access.key_file import keep_fresh, read_keys
+from .access.keys import Key, KeyRing
+from .cluster.kube_api import KubeApi
+from .cluster.kube_config import KubeConfig, load
+from .cluster.watcher import ClusterWatcher
 from .options import ROUTERS, parser, registry_of
+from .proxy.forward import Access
+from .proxy.hold import HoldLimits
+from .serving.app import Gateway
+from .serving.server import GatewayServer
 
 log = logging.getLogger(__name__)
 

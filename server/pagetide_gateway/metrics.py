@@ -13,16 +13,21 @@ from prometheus_client.registry import Collector
 
 from pagetide_spec.metrics import GATEWAY_METRICS, Metric
 
-from .registry import Registry, Replica
+from .replicas.registry import Registry, Replica
+from .routing.routers import REASONS
+from .web.errors import KEY_LIMITS
 
 MODEL = "model_name"
+# How holding ends: a replica came, none came, or too many waited already.
+HELD_OUTCOMES = ("released", "no_ready_replica", "too_many_held")
+FAULTS = (500, 502, 503)
 
 
 class GatewayMetrics:
     """Counters of the hot path, and gauges that are read from the registry when they are asked for."""
 
     def __init__(self, registry: Registry) -> None:
-        self._prometheus = CollectorRegistry()
+        self._registry, self._prometheus = registry, CollectorRegistry()
         self._requests = self._counter("gateway_requests_total")
         self._retries = self._counter("gateway_retries_total")
         self._broken = self._counter("gateway_broken_streams_total")
@@ -83,7 +88,22 @@ class GatewayMetrics:
 
     def render(self) -> bytes:
         """The exposition text."""
+        self._begin()
         return generate_latest(self._prometheus)
+
+    def _begin(self) -> None:
+        """Let every counter of a model be there from the start, so that a first failure is a rise."""
+        for model in self._registry.models():
+            for counter in (self._retries, self._broken, self._gone, self._ejections):
+                counter.labels(model)
+            for status in FAULTS:
+                self._answered_child(model, str(status))
+            for reason in REASONS:
+                self._routed_child(model, reason)
+            for outcome in HELD_OUTCOMES:
+                self._held.labels(model, outcome)
+        for limit in KEY_LIMITS:
+            self._limited.labels("", limit)
 
 
 class _RegistryGauges(Collector):

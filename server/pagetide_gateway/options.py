@@ -12,10 +12,10 @@ from pagetide_spec.errors import SettingError
 from pagetide_spec.flags import seconds
 from pagetide_spec.names import GATEWAY_PORT
 
-from .app import DEFAULT_STALL_S
-from .hold import DEFAULT_HOLD
-from .registry import Registry
-from .routing import ExpectedTime, RoundRobin, Router
+from .proxy.hold import DEFAULT_HOLD
+from .replicas.registry import Registry
+from .routing.routers import ExpectedTime, RoundRobin, Router
+from .serving.app import DEFAULT_STALL_S
 
 ROUTERS: dict[str, Callable[[], Router]] = {"expected-time": ExpectedTime, "round-robin": RoundRobin}
 

@@ -21,7 +21,7 @@ from .requests import RequestMaker
 from .results import OpenPrompt, RequestOutput
 from .text.chat import configured, render
 from .text.tokenizer import Tokenizer
-from .threads import wait_passively
+from .threads import set_up_threads
 from .wire.checks import check_text
 from .wire.messages import AbortRequest, EngineStats, SamplingParams
 
@@ -54,7 +54,7 @@ class LLM:
         self._turn = threading.RLock()
         self.config = _engine_config({"model": model, **engine_config})
         attach_log(self.config.log_level, self.config.log_format)
-        wait_passively()
+        set_up_threads()
         from .factory import create_core
 
         self._tokenizer = Tokenizer.load(self.config)

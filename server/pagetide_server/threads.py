@@ -1,8 +1,25 @@
-"""How the threads of torch's CPU kernels wait. Imports no torch, since it must run before that."""
+"""How many threads torch's CPU kernels use, and how they wait. Imports no torch, since it must run before that."""
 
 from __future__ import annotations
 
+import math
 import os
+from pathlib import Path
+
+from .control_groups import groups
+
+
+def set_up_threads() -> None:
+    """Use the cores that this process may use, and no more; let idle threads sleep. What the user set stays.
+
+    Takes effect if torch has not been imported yet. Torch counts the cores that it may run on, but knows nothing of a
+    container's share of their time: with a limit of 2 cores on a node of 64 it would start 64 threads, which the
+    kernel then stops together for most of each tenth of a second.
+    """
+    wait_passively()
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if (share := shared_cores()) is not None and share < allowed:
+        os.environ.setdefault("OMP_NUM_THREADS", str(share))
 
 
 def wait_passively() -> None:
@@ -13,3 +30,25 @@ def wait_passively() -> None:
     """
     os.environ.setdefault("GOMP_SPINCOUNT", "0")
     os.environ.setdefault("KMP_BLOCKTIME", "0")
+
+
+def shared_cores(root: Path = Path("/")) -> int | None:
+    """The cores' worth of time that the control groups of this process allow, rounded up; None if they state none.
+
+    Args:
+        root: where `proc` and `sys` lie.
+    """
+    found = [_quota(folder, is_unified) for folder, is_unified in groups("cpu", root)]
+    return min((math.ceil(quota) for quota in found if quota is not None), default=None)
+
+
+def _quota(folder: Path, is_unified: bool) -> float | None:
+    """Cores' worth of time of one group: `max 100000` or `-1` is none, `150000 100000` is one and a half."""
+    names = ("cpu.max",) if is_unified else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+    try:
+        words = [word for name in names for word in (folder / name).read_text().split()]
+    except OSError:
+        return None
+    if len(words) != 2 or not all(word.isdigit() for word in words) or not int(words[1]):
+        return None
+    return int(words[0]) / int(words[1])

@@ -67,8 +67,10 @@ class EngineConfig:
     max_model_len: int | None = _setting(
         None, "Longest prompt plus answer, in tokens.", "model", low=1, unset="from the model"
     )
-    quantization: Literal["auto", "none"] = _setting(
-        "auto", "Weight quantization; auto takes what the model's files declare.", "model"
+    quantization: Literal["auto", "none", "int8"] = _setting(
+        "auto",
+        "Weight quantization; auto takes what the model's files declare, int8 (CPU only) rounds the weights at start.",
+        "model",
     )
 
     # Memory

@@ -12,7 +12,7 @@ import time
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +36,20 @@ def wait_for(look: Callable[[], Any], seconds: float = 30.0) -> Any:
 class Run:
     """A command under test, and every process that stems from it, known by a mark in their environment."""
 
-    def __init__(self, arguments: list[str], folder: Path, program: str = sys.executable) -> None:
+    def __init__(
+        self,
+        arguments: list[str],
+        folder: Path,
+        program: str = sys.executable,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.mark = uuid.uuid4().hex
         path = os.pathsep.join(str(ROOT / p) for p in ("operator", "server", "kernels"))
         self.output = folder / f"output-{self.mark}"
         self.process = subprocess.Popen(
             [program, *arguments],
             cwd=folder,
-            env={**os.environ, MARK: self.mark, "PYTHONPATH": path, "COLUMNS": "200"},
+            env={**os.environ, MARK: self.mark, "PYTHONPATH": path, "COLUMNS": "200", **(environment or {})},
             stdin=subprocess.DEVNULL,
             stdout=self.output.open("wb"),
             stderr=subprocess.STDOUT,
@@ -102,12 +108,18 @@ def module_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..
     yield from running_in(tmp_path_factory.mktemp("run"))
 
 
+@pytest.fixture(scope="session")
+def session_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Run]]:
+    """The same for what all tests of a folder look at together."""
+    yield from running_in(tmp_path_factory.mktemp("run"))
+
+
 def running_in(folder: Path) -> Iterator[Callable[..., Run]]:
     """A starter of commands; going on from there ends them all."""
     runs: list[Run] = []
 
-    def start(*arguments: str, program: str = sys.executable) -> Run:
-        runs.append(Run(list(arguments), folder, program))
+    def start(*arguments: str, **more: Any) -> Run:
+        runs.append(Run(list(arguments), folder, **more))
         return runs[-1]
 
     yield start

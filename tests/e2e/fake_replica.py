@@ -1,10 +1,14 @@
-"""A stand-in for `pagetide serve`: answers as one, loads nothing. Called as fake_replica.py PORT MODEL BEHAVIOUR."""
+"""A stand-in for `pagetide serve`: answers as one, loads nothing.
+
+Called as fake_replica.py PORT MODEL BEHAVIOUR [HOST].
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -12,6 +16,7 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 PORT, MODEL, BEHAVIOUR = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+HOST = sys.argv[4] if len(sys.argv) > 4 else "127.0.0.1"
 draining = threading.Event()
 PLACES = 2
 lock = threading.Lock()
@@ -48,6 +53,9 @@ class Handler(BaseHTTPRequestHandler):
         request = json.loads(self.rfile.read(int(self.headers["content-length"])))
         if request["prompt"] == "die":
             os._exit(3)
+        if BEHAVIOUR == "breaks":
+            self._break(is_begun=bool(request.get("stream")))
+            return
         with lock:
             counts["open"] += 1
         try:
@@ -60,11 +68,22 @@ class Handler(BaseHTTPRequestHandler):
                 counts["open"] -= 1
                 counts["done"] += 1
 
-    def _stream(self, count: int) -> None:
+    def _break(self, *, is_begun: bool) -> None:
+        """Hang up, before the first byte or within a stream."""
+        if is_begun:
+            self._begin_stream()
+            self.wfile.write(b"a\r\ndata: {}\n\n\r\n")
+        self.close_connection = True
+        self.connection.shutdown(socket.SHUT_RDWR)
+
+    def _begin_stream(self) -> None:
         self.send_response(200)
         self.send_header("content-type", "text/event-stream")
         self.send_header("transfer-encoding", "chunked")
         self.end_headers()
+
+    def _stream(self, count: int) -> None:
+        self._begin_stream()
         chunks = (b'data: {"choices": [{"index": 0, "text": "%d "}]}\n\n' % i for i in range(count))
         for event in [*chunks, b"data: [DONE]\n\n"]:
             self.wfile.write(b"%x\r\n%b\r\n" % (len(event), event))
@@ -92,7 +111,7 @@ def main() -> None:
     if BEHAVIOUR == "nested":
         # A child that nobody tells to end, as an engine process whose server died.
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    server = ThreadingHTTPServer(("127.0.0.1", PORT), Handler)
+    server = ThreadingHTTPServer((HOST, PORT), Handler)
     server.daemon_threads = True
     server.socket.listen(128)
 

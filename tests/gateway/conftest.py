@@ -12,10 +12,10 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from pagetide_gateway.app import Gateway
-from pagetide_gateway.listen import GatewayServer
-from pagetide_gateway.registry import Registry
-from pagetide_gateway.routing import RoundRobin, Router
+from pagetide_gateway.replicas.registry import Registry
+from pagetide_gateway.routing.routers import RoundRobin, Router
+from pagetide_gateway.serving.app import Gateway
+from pagetide_gateway.serving.server import GatewayServer
 from pagetide_spec.web import listen
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]

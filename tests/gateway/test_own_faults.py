@@ -9,11 +9,11 @@ import resource
 import pytest
 from aiohttp import web
 
-from pagetide_gateway import upstream
-from pagetide_gateway.app import Gateway
-from pagetide_gateway.for_each import for_each_replica
-from pagetide_gateway.listen import GatewayServer, raise_file_limit
-from pagetide_gateway.registry import Registry
+from pagetide_gateway.polling.for_each import for_each_replica
+from pagetide_gateway.replicas import upstream
+from pagetide_gateway.replicas.registry import Registry
+from pagetide_gateway.serving.app import Gateway
+from pagetide_gateway.serving.server import GatewayServer, raise_file_limit
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ async def test_a_gateway_without_file_descriptors_cuts_no_stream_and_blames_nobo
 
 
 async def test_work_that_fails_for_one_replica_goes_on_for_all(monkeypatch, until):
-    monkeypatch.setattr("pagetide_gateway.for_each._PAUSE_S", 0.01)
+    monkeypatch.setattr("pagetide_gateway.polling.for_each._PAUSE_S", 0.01)
     registry, rounds = Registry(), {"a": 0, "b": 0}
     registry.put("m", {"a": "http://1", "b": "http://2"})
 

@@ -48,7 +48,8 @@ def queries_of(board: dict) -> list[str]:
     out = [t["expr"] for panel in board["panels"] for t in panel.get("targets", [])]
     for variable in board["templating"]["list"]:
         if variable["type"] == "query":
-            out.append(re.fullmatch(r"label_values\((.*), \w+\)", variable["definition"])[1])
+            selector = re.fullmatch(r"label_values\((.*), \w+\)", variable["query"]["query"])[1]
+            out += re.search(r'__name__=~"([^"]*)"', selector)[1].split("|")
     return out
 
 

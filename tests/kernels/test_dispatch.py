@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def anew() -> Iterator[None]:
     """The choice is made again, by what the test sets, and once more behind it."""
-    caches = (dispatch._choose, cpu_attention._library, cpu_attention._function)
+    caches = (dispatch._choose, build.library, cpu_attention._function)
     for cache in caches:
         cache.cache_clear()
     yield

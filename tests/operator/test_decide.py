@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from pagetide_operator.client import ApiError
+from pagetide_operator.cluster.client import ApiError
 from pagetide_operator.decide import Seen, events_for, look_again_after, plan_for, understood
-from pagetide_operator.desired import Platform
-from pagetide_operator.failures import Failure
+from pagetide_operator.desired.children import Platform
 from pagetide_operator.reconcile import trouble_of
+from pagetide_operator.verdicts.failures import Failure
 from pagetide_spec.errors import ResourceError
 from pagetide_spec.names import ANNOTATION_TEMPLATE_HASH
 

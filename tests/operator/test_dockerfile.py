@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pagetide_cli.main import COMMANDS
-from pagetide_operator.pod import USER_ID
+from pagetide_operator.desired.pod import USER_ID
 from pagetide_spec.names import GATEWAY_PORT, OPERATOR_METRICS_PORT, PATH_LIVE, SERVER_PORT
 
 ROOT = Path(__file__).parents[2]

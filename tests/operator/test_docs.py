@@ -4,8 +4,8 @@ import ast
 import re
 from pathlib import Path
 
-from pagetide_operator import failures
 from pagetide_operator.telemetry import Telemetry
+from pagetide_operator.verdicts import failures
 from pagetide_spec.names import MAX_SERVICE_NAME_LENGTH
 
 ROOT = Path(__file__).parents[2]
@@ -26,7 +26,7 @@ def reasons_of(path):
 
 
 def test_every_reason_has_its_heading_and_no_other_thing_has():
-    files = (ROOT / "operator/pagetide_operator").glob("*.py")
+    files = (ROOT / "operator/pagetide_operator").rglob("*.py")
     reasons = {r for path in files for r in reasons_of(path)} | set(failures.REASONS)
     reasons |= {"InvalidSpec", "InvalidName", "QuotaExceeded", "FailedCreate", "Unschedulable", "VolumePending"}
     headings = re.findall(r"^## (.+)$", (ROOT / "docs/troubleshooting.md").read_text(), re.MULTILINE)

@@ -12,10 +12,11 @@ import kmock
 import kubernetes.client
 import pytest
 
-from pagetide_operator import act, process, reconcile
-from pagetide_operator.client import ApiError
+from pagetide_operator import act, reconcile
+from pagetide_operator.cluster.client import ApiError
 from pagetide_operator.discovery import OperatorError
-from pagetide_operator.process import Operator, Options
+from pagetide_operator.running import process
+from pagetide_operator.running.process import Operator, Options
 from pagetide_spec.errors import SettingError
 from pagetide_spec.names import ANNOTATION_WAKE, API_VERSION, KIND, PLURAL
 

@@ -5,7 +5,7 @@ import copy
 import pytest
 
 from pagetide_operator.decide import Seen, plan_for, status_changes
-from pagetide_operator.desired import Platform, key_of
+from pagetide_operator.desired.children import Platform, key_of
 from pagetide_operator.plan import Apply, Delete
 from pagetide_operator.prefetch import job_for
 from pagetide_spec.names import (

@@ -2,11 +2,11 @@
 
 import pytest
 
-from pagetide_operator.capacity import Meter
-from pagetide_operator.client import ApiError
-from pagetide_operator.desired import Platform
+from pagetide_operator.cluster.client import ApiError
+from pagetide_operator.cluster.store import Store
+from pagetide_operator.desired.children import Platform
 from pagetide_operator.reconcile import CROSSED_RETRY_SECONDS, Reconciler
-from pagetide_operator.store import Store
+from pagetide_operator.verdicts.capacity import Meter
 from pagetide_spec.names import API_VERSION, KIND
 
 NAME = ("team", "llm")

@@ -26,13 +26,8 @@ def prepare() -> None:
 
 
 @functools.cache
-def _library() -> ctypes.CDLL:
-    return build.load()
-
-
-@functools.cache
 def _function(dtype: torch.dtype) -> Callable[..., int]:
-    function = getattr(_library(), f"pagetide_attention_{NAMES[dtype]}")
+    function = getattr(build.library(), f"pagetide_attention_{NAMES[dtype]}")
     function.argtypes = [*_POINTERS, ctypes.c_float, ctypes.c_float, ctypes.c_int]
     function.restype = ctypes.c_int
     return function  # type: ignore[no-any-return]

@@ -1,6 +1,6 @@
 """Compile the C++ ops once a machine, and keep them.
 
-What is built lies under $PAGETIDE_CACHE/kernels (default ~/.cache/pagetide), named by source, flags, compiler and
+What is built lies under $PAGETIDE_CACHE/kernels (default ~/.cache/pagetide), named by sources, flags, compiler and
 torch's version. A lock lets one process compile while others wait; the library appears by one rename when it is whole.
 
 The library is plain C behind ctypes: no header of torch is read, so that it builds in seconds and fits every version.
@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import functools
 import hashlib
 import os
 import platform
@@ -24,15 +25,17 @@ from pathlib import Path
 
 import torch
 
-SOURCE = Path(__file__).parent / "paged_attention.cpp"
+FOLDER = Path(__file__).parent
 # No -ffast-math: NaN and infinity must stay what they are, and it would change how the whole process rounds.
 FLAGS = ("-std=c++17", "-O3", "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-fPIC", "-shared", "-Wno-psabi")
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
 _AVX512 = ("-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl", "-mprefer-vector-width=512")
-# By what torch found this processor to be capable of.
+# By what torch found this processor to be capable of; ATEN_CPU_CAPABILITY makes it claim less.
 INSTRUCTION_SETS = {"AVX2": _AVX2, "AVX512": (*_AVX2, *_AVX512)}
+# Sums of products of 8 bits, for processors that say that they have them: (as /proc/cpuinfo writes it, flag).
+DOT_PRODUCTS = {"AVX2": ("avx_vnni", "-mavxvnni"), "AVX512": ("avx512_vnni", "-mavx512vnni")}
 COMPILERS = ("c++", "g++", "clang++")
-# It takes three seconds on an idle core.
+# It takes ten seconds on an idle core.
 COMPILE_TIMEOUT_S = 120.0
 LOCK_TIMEOUT_S = 150.0
 _POLL_S = 0.1
@@ -40,6 +43,16 @@ _POLL_S = 0.1
 
 class BuildError(Exception):
     """The ops cannot be had on this machine; the text is one line that says why and what would help."""
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """`load`, once a process.
+
+    Raises:
+        BuildError: as `load`.
+    """
+    return load()
 
 
 def load() -> ctypes.CDLL:
@@ -51,7 +64,7 @@ def load() -> ctypes.CDLL:
     compiler = find_compiler()
     flags = (*FLAGS, *instruction_flags())
     folder = cache_folder()
-    path = folder / f"paged_attention-{_key(compiler, flags)}.so"
+    path = folder / f"ops-{_key(compiler, flags)}.so"
     try:
         if not path.exists():
             folder.mkdir(parents=True, exist_ok=True)
@@ -99,25 +112,46 @@ def find_compiler() -> list[str]:
     for name in COMPILERS:
         if found := shutil.which(name):
             return [found]
-    raise BuildError("no C++ compiler; install g++ for faster attention")
+    raise BuildError("no C++ compiler; install g++ for faster ops")
 
 
 def instruction_flags() -> tuple[str, ...]:
     """What lets the compiler use this processor's vectors; others than x86 have theirs by default."""
     if platform.machine().lower() not in ("x86_64", "amd64"):
         return ()
-    return INSTRUCTION_SETS.get(torch.backends.cpu.get_cpu_capability(), ())
+    capability = torch.backends.cpu.get_cpu_capability()
+    flags = INSTRUCTION_SETS.get(capability, ())
+    # A capability that the user lowered is meant as the lowest there is.
+    if flags and "ATEN_CPU_CAPABILITY" not in os.environ:
+        name, flag = DOT_PRODUCTS[capability]
+        flags += (flag,) if name in _processor_flags() else ()
+    return flags
+
+
+def _processor_flags() -> set[str]:
+    """Instruction sets of the first processor, as Linux names them; none where it does not say."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines()
+    except OSError:
+        return set()
+    return set(next((line for line in lines if line.startswith("flags")), "").split())
+
+
+def sources() -> list[Path]:
+    """The files that are compiled; headers are left out."""
+    return sorted(FOLDER.glob("*.cpp"))
 
 
 def _key(compiler: list[str], flags: tuple[str, ...]) -> str:
     parts = (*compiler, *flags, platform.machine(), torch.__version__)
-    return hashlib.sha256("\0".join(parts).encode() + SOURCE.read_bytes()).hexdigest()[:24]
+    texts = [path.read_bytes() for path in (*sources(), *sorted(FOLDER.glob("*.h")))]
+    return hashlib.sha256(b"\0".join(["\0".join(parts).encode(), *texts])).hexdigest()[:24]
 
 
 def _compile(compiler: list[str], flags: tuple[str, ...], path: Path) -> None:
     with tempfile.TemporaryDirectory(dir=path.parent, prefix="unfinished-") as folder:
         made = Path(folder) / path.name
-        command = [*compiler, *flags, str(SOURCE), "-o", str(made)]
+        command = [*compiler, *flags, *map(str, sources()), "-o", str(made)]
         try:
             result = subprocess.run(
                 command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S

@@ -6,89 +6,18 @@
 // neither on its batch mates nor on the number of threads. Other rows ("chunk") are taken in tiles of about TILE rows,
 // one KV head at a time, over tiles of KEYS keys with the online softmax (Milakov and Gimelshein, 2018).
 
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <cstdlib>
-#include <cstring>
-#include <limits>
-#include <new>
 #include <vector>
+
+#include "vectors.h"
 
 namespace {
 
-#if defined(__AVX512F__)
-constexpr int W = 16, ROWS = 4;
-#elif defined(__AVX__)
-constexpr int W = 8, ROWS = 2;
-#else
-constexpr int W = 4, ROWS = 2;
-#endif
-constexpr int WIDE = 4;   // Vectors of one row that are summed up at once.
+constexpr int ROWS = W == 16 ? 4 : 2;  // Rows whose sums fit into the registers together.
+constexpr int WIDE = 4;                // Vectors of one row that are summed up at once.
 constexpr int64_t PART = 256, TILE = 64, KEYS = 64;
 constexpr float NEVER = -std::numeric_limits<float>::infinity();
 
-typedef float vec __attribute__((vector_size(4 * W)));
 typedef float quad __attribute__((vector_size(16)));
-typedef uint16_t half_vec __attribute__((vector_size(2 * W)));
-typedef uint32_t bits_vec __attribute__((vector_size(4 * W)));
-
-struct bfloat16 { uint16_t bits; };
-struct float16 { uint16_t bits; };
-
-template <typename To, typename From>
-inline To as(From x) {
-    static_assert(sizeof(To) == sizeof(From), "the same bits");
-    To y;
-    memcpy(&y, &x, sizeof y);
-    return y;
-}
-
-// Through the processor's own conversion where the compiler has the type.
-#if defined(__FLT16_MAX__) && (defined(__F16C__) || defined(__aarch64__))
-typedef _Float16 native_half_vec __attribute__((vector_size(2 * W)));
-inline float to_float(float16 x) { return float(as<_Float16>(x.bits)); }
-inline vec load(const float16* p) { native_half_vec v; memcpy(&v, p, sizeof v); return __builtin_convertvector(v, vec); }
-#else
-inline float to_float(float16 x) {
-    const uint32_t size = uint32_t(x.bits & 0x7fff) << 13, sign = uint32_t(x.bits & 0x8000) << 16;
-    const bool finite = (x.bits & 0x7c00) != 0x7c00;
-    // The factor moves the exponent's zero, and makes subnormal numbers whole.
-    const uint32_t bits = finite ? as<uint32_t>(as<float>(size) * 0x1p112f) : size | 0x7f800000;
-    return as<float>(bits | sign);
-}
-inline vec load(const float16* p) {
-    vec v;
-    for (int i = 0; i < W; i++) v[i] = to_float(p[i]);
-    return v;
-}
-#endif
-
-inline float to_float(float x) { return x; }
-inline float to_float(bfloat16 x) { return as<float>(uint32_t(x.bits) << 16); }
-inline vec load(const float* p) { vec v; memcpy(&v, p, sizeof v); return v; }
-inline vec load(const bfloat16* p) {
-    half_vec half;
-    memcpy(&half, p, sizeof half);
-    return (vec)(__builtin_convertvector(half, bits_vec) << 16);
-}
-
-// All to the nearest, ties to even; NaN stays NaN.
-inline void from_float(float x, float* to) { *to = x; }
-inline void from_float(float x, bfloat16* to) {
-    const uint32_t bits = as<uint32_t>(x);
-    to->bits = x != x ? 0x7fc0 : uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-}
-inline void from_float(float x, float16* to) {
-    const uint32_t bits = as<uint32_t>(x), size = bits & 0x7fffffff;
-    uint32_t half;
-    if (x != x) half = 0x7e00;
-    else if (size >= as<uint32_t>(65520.f)) half = 0x7c00;
-    else if (size < as<uint32_t>(0x1p-14f)) half = uint32_t(std::nearbyint(as<float>(size) * 0x1p24f));
-    else half = (size - (112u << 23) + 0xfff + ((size >> 13) & 1)) >> 13;
-    to->bits = uint16_t(half | (bits >> 16 & 0x8000));
-}
-inline void store(float* p, vec v) { memcpy(p, &v, sizeof v); }
 
 inline quad fold(vec v) {  // W / 4 quads added up
     quad part[W / 4];
@@ -174,33 +103,6 @@ void add_all(int64_t rows, const float* weights, int64_t stride, const T* const*
     for (; r < rows; r++) add<1>(weights + r * stride, stride, values, count, dim, sums + r * dim);
 }
 
-// e^x within 2 units in the last place; 0 below -87, so for minus infinity too. A Taylor series on |x| <= ln 2 / 2.
-inline float exponential(float x) {
-    const float shift = 12582912.f;  // 1.5 * 2^23: adding it rounds to a whole number, which the low bits then hold
-    float bounded = x < -87.f ? -87.f : (x > 88.f ? 88.f : x);
-    float shifted = bounded * 1.44269504f + shift;
-    float n = shifted - shift;
-    float r = bounded - n * 0.693359375f + n * 2.12194440e-4f;
-    float p = 1.f / 5040;
-    p = p * r + 1.f / 720;
-    p = p * r + 1.f / 120;
-    p = p * r + 1.f / 24;
-    p = p * r + 1.f / 6;
-    p = p * r + .5f;
-    p = p * r + 1.f;
-    p = p * r + 1.f;
-    float power = as<float>((as<uint32_t>(shifted) + 127) << 23);
-    return x < -87.f ? 0.f : p * power;
-}
-
-// A Taylor series near 0, where 1 - 2 / (e^2x + 1) would lose digits.
-inline float hyperbolic_tangent(float x) {
-    float s = x * x;
-    float near = x + x * s * (-1.f / 3 + s * (2.f / 15 + s * (-17.f / 315 + s * (62.f / 2835 + s * (-1382.f / 155925)))));
-    float far = 1.f - 2.f / (exponential(2 * std::fabs(x)) + 1.f);
-    return s < .09f ? near : std::copysign(far, x);
-}
-
 inline void scale_and_cap(float* scores, int64_t count, float scale, float cap) {
 #pragma omp simd
     for (int64_t i = 0; i < count; i++) scores[i] *= scale;
@@ -259,29 +161,6 @@ struct Call {
 struct Part { int64_t sequence, row, low, high; };
 // `count` query rows of a chunk from row `first`, which stands at `position`.
 struct Tile { int64_t sequence, first, count, position, kv_head; };
-
-// Memory that grows and is not zeroed, on the boundary of a cache line.
-class Buffer {
-  public:
-    Buffer() = default;
-    Buffer(const Buffer&) = delete;
-    Buffer& operator=(const Buffer&) = delete;
-    ~Buffer() { free(data_); }
-    float* fit(int64_t count) {
-        if (count > size_) {
-            free(data_);
-            size_ = 0;
-            data_ = (float*)aligned_alloc(64, (count * 4 + 63) / 64 * 64);
-            if (!data_) throw std::bad_alloc();
-            size_ = count;
-        }
-        return data_;
-    }
-
-  private:
-    float* data_ = nullptr;
-    int64_t size_ = 0;
-};
 
 // What one thread works in.
 struct Space { Buffer query, scores, sums, keys, values, tops, totals; };

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..times import seconds_of, timestamp
+from ..cluster.times import seconds_of, timestamp
 from .behavior import Change
 from .policy import Decision
 from .signals import queue_p95

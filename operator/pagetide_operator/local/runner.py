@@ -15,9 +15,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from pagetide_gateway.app import Gateway
-from pagetide_gateway.listen import GatewayServer
-from pagetide_gateway.registry import Registry
+from pagetide_gateway.replicas.registry import Registry
+from pagetide_gateway.serving.app import Gateway
+from pagetide_gateway.serving.server import GatewayServer
 
 from ..autoscaling.windows import SCRAPE_S
 from .plan import EXIT_WRONG_SETTING

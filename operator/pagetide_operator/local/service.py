@@ -12,7 +12,7 @@ from pagetide_spec.errors import SettingError
 from pagetide_spec.flags import to_arguments
 from pagetide_spec.resource import Autoscaling, InferenceService, ModelSource
 
-from ..pod import server_settings, shutdown_seconds
+from ..desired.pod import server_settings, shutdown_seconds
 
 
 @dataclasses.dataclass(frozen=True)

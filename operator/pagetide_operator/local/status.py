@@ -9,8 +9,8 @@ from typing import Any, Literal
 from pagetide_spec.crd import printer_columns
 from pagetide_spec.resource import Autoscaling
 
-from ..failures import Failure
-from ..status import ASLEEP, readiness
+from ..verdicts.failures import Failure
+from ..verdicts.status import ASLEEP, readiness
 from .service import LocalService
 
 PATH_STATUS = "/status"

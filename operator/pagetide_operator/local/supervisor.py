@@ -15,8 +15,8 @@ from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
 from typing import Any
 
-from pagetide_gateway.registry import Registry, Wake
-from pagetide_gateway.registry import Replica as RoutedReplica
+from pagetide_gateway.replicas.registry import Registry, Wake
+from pagetide_gateway.replicas.registry import Replica as RoutedReplica
 
 from . import process as os_process
 from .plan import failures_after, is_broken, plan, restart_delay

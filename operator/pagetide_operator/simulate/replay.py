@@ -8,7 +8,7 @@ import itertools
 import math
 from collections.abc import Sequence
 
-from pagetide_gateway.routing import ExpectedTime, Prompt, Router
+from pagetide_gateway.routing.routers import ExpectedTime, Prompt, Router
 from pagetide_spec.traces import BLOCK_TOKENS, Row
 
 from ..autoscaling.autoscaler import Fleet, Replica

@@ -15,8 +15,8 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from pagetide_gateway.prefix_index import PrefixIndex
-from pagetide_gateway.routing import ExpectedTime, Figures, Prompt, RoundRobin, Router, Ticket
+from pagetide_gateway.routing.prefix_index import PrefixIndex
+from pagetide_gateway.routing.routers import ExpectedTime, Figures, Prompt, RoundRobin, Router, Ticket
 from pagetide_spec.traces import BLOCK_TOKENS, Row
 
 # How often a router sees the replicas' own figures, as in the gateway.

@@ -16,8 +16,8 @@ import itertools
 import math
 from collections import deque
 
-from pagetide_gateway.prefix_index import PrefixIndex
-from pagetide_gateway.routing import Figures, Ticket
+from pagetide_gateway.routing.prefix_index import PrefixIndex
+from pagetide_gateway.routing.routers import Figures, Ticket
 from pagetide_spec.metrics import LATENCY_BUCKETS
 from pagetide_spec.traces import BLOCK_TOKENS, Row
 

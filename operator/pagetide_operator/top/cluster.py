@@ -12,9 +12,9 @@ import kubernetes.config
 
 from pagetide_spec.names import API_VERSION, LABEL_SERVICE, PATH_METRICS, PLURAL, SERVER_PORT
 
-from ..client import ApiError, Client, load_configuration
-from ..kinds import collection_path
-from ..pods import is_alive, is_ready
+from ..cluster.client import ApiError, Client, load_configuration
+from ..cluster.kinds import collection_path
+from ..cluster.pods import is_alive, is_ready
 from .exposition import look
 from .frame import Frame, Row, row_of
 from .sources import TIMEOUT_S, History, NoAnswer

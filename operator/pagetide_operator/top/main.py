@@ -18,19 +18,21 @@ from pagetide_spec.command_line import Parser
 from pagetide_spec.errors import SettingError
 from pagetide_spec.flags import seconds
 
-from .screen import draw
-from .sources import NoAnswer, Source, Web, source_at
+from .screen import Screen
+from .sources import NoAnswer, NotOurs, Source, Web, source_at
 
 LEAST_INTERVAL_S = 0.2
+# Where there is no terminal, nothing need be left out for want of width.
+WIDTH_OF_A_FILE = 200
 
 
 def main(argv: Sequence[str]) -> int:
-    """Watch until Ctrl-C; 0 at its end, 1 where nobody answers, 2 for a wrong call."""
+    """Watch until Ctrl-C; 0 at its end, 1 where nobody answers, 2 for a wrong call or URL."""
     args = parser().parse_args(argv)
     try:
         check(args)
-        return asyncio.run(_watch(args, Console()))
-    except SettingError as error:
+        return asyncio.run(_watch(args, console()))
+    except (SettingError, NotOurs) as error:
         print(f"pagetide top: {error}", file=sys.stderr)
         return 2
     except NoAnswer as error:
@@ -54,8 +56,7 @@ def parser() -> Parser:
 
 def check(args: argparse.Namespace) -> None:
     """Raise SettingError for what cannot be."""
-    parts = urlsplit(args.url)
-    if args.url and (parts.scheme not in ("http", "https") or not parts.hostname):
+    if args.url and not _is_http(args.url):
         raise SettingError("URL", args.url, "must be http://HOST:PORT")
     if args.url and args.namespace:
         raise SettingError("--namespace", args.namespace, "is for a cluster; leave the URL out, or this")
@@ -63,13 +64,27 @@ def check(args: argparse.Namespace) -> None:
         raise SettingError("--interval", args.interval, f"must be at least {LEAST_INTERVAL_S:g}")
 
 
+def _is_http(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # brackets of an address, or a port that is none
+        return False
+
+
+def console() -> Console:
+    """Where to draw: the terminal, or a file."""
+    found = Console()
+    return found if found.is_terminal or os.environ.get("COLUMNS") else Console(width=WIDTH_OF_A_FILE)
+
+
 async def _watch(args: argparse.Namespace, console: Console) -> int:
     source = await _source(args)
     try:
-        if args.once or not console.is_terminal:
+        if args.once or not console.is_terminal or console.is_dumb_terminal:
             await source.frame()
             await asyncio.sleep(args.interval)
-            console.print(draw(await source.frame()))
+            console.print(Screen(await source.frame()))
         else:
             await _live(source, args.interval, console)
     finally:
@@ -79,12 +94,13 @@ async def _watch(args: argparse.Namespace, console: Console) -> int:
 
 async def _live(source: Source, interval_s: float, console: Console) -> None:
     """Draw for ever; one that does not answer for a while is waited for."""
+    shown: Screen | Text
     with Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
             try:
-                shown = draw(await source.frame())
-            except NoAnswer as error:
-                shown = Text(str(error), "red")
+                shown = Screen(await source.frame())
+            except (NoAnswer, NotOurs) as error:
+                shown = Text(f"{error}; waiting for it", "red")
             live.update(shown, refresh=True)
             await asyncio.sleep(interval_s)
 

@@ -2,95 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import dataclasses
+from collections.abc import Iterable, Sequence
 
 from rich.columns import Columns
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
 from .exposition import Change
-from .frame import Frame, Row
+from .frame import Frame
+from .numbers import BAD, WARN, count, percent, rate, seconds
+from .replicas import Replicas
 
-NOTHING = "–"
-GOOD, WARN, BAD = "green", "yellow", "red"
-# From where a ratio is coloured: nearly full, full.
-NEARLY, FULL = 0.8, 0.95
-
-
-def seconds(value: float | None) -> str:
-    """`12 ms`, `1.25 s`."""
-    if value is None:
-        return NOTHING
-    return f"{value * 1000:.0f} ms" if value < 1 else f"{value:.2f} s"
+# Of a screen that is too low for all, services get so much at most.
+_SERVICES_SHARE = 0.25
 
 
-def percent(value: float | None) -> str:
-    """`42 %`."""
-    return NOTHING if value is None else f"{value * 100:.0f} %"
+@dataclasses.dataclass(frozen=True)
+class Screen:
+    """The whole screen, as wide and as high as there is room; without an end where there is no screen."""
+
+    frame: Frame
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Title, services, replicas, one server's details, a note."""
+        frame, room = self.frame, options.height
+        yield Text(frame.title, "bold")
+        services = _at_most(frame.services, None if room is None else max(2, int(room * _SERVICES_SHARE)))
+        yield from services
+        left = None if room is None else room - 1 - len(services) - (1 if frame.note else 0)
+        yield Replicas(frame.rows, left if frame.detail is None else None)
+        if frame.detail is not None:
+            yield _detail(frame.detail)
+        if frame.note:
+            yield Text(frame.note, WARN)
 
 
-def count(value: float | None) -> str:
-    """`7`."""
-    return NOTHING if value is None else f"{value:,.0f}"
-
-
-def rate(value: float | None) -> str:
-    """`0.4`, `1,250`."""
-    if value is None:
-        return NOTHING
-    return f"{value:,.1f}" if value < 100 else f"{value:,.0f}"
-
-
-def fullness(value: float | None) -> Text:
-    """A share, coloured as it nears 1."""
-    style = "" if value is None or value < NEARLY else WARN if value < FULL else BAD
-    return Text(percent(value), style)
-
-
-_STATES = {"ready": GOOD, "draining": "dim", "starting": WARN, "unready": BAD, "ejected": BAD, "no answer": BAD}
-_COLUMNS: tuple[tuple[str, Callable[[Row], str | Text]], ...] = (
-    ("service", lambda r: r.service),
-    ("replica", lambda r: r.replica),
-    ("state", lambda r: Text(r.state, _STATES.get(r.state.partition(":")[0], ""))),
-    ("running", lambda r: count(r.running)),
-    ("waiting", lambda r: Text(count(r.waiting), WARN if r.waiting else "")),
-    ("batch", lambda r: fullness(r.batch)),
-    ("KV", lambda r: fullness(r.kv)),
-    ("hits", lambda r: percent(r.hits)),
-    ("tokens/s", lambda r: rate(r.tokens)),
-    ("queue p95", lambda r: seconds(r.queue)),
-    ("first token p95", lambda r: seconds(r.first_token)),
-)
-
-
-def draw(frame: Frame) -> RenderableType:
-    """The whole screen."""
-    parts: list[RenderableType] = [Text(frame.title, "bold")]
-    parts += [Text(line) for line in frame.services]
-    parts.append(_replicas(frame.rows))
-    if frame.detail is not None:
-        parts.append(_detail(frame.detail))
-    if frame.note:
-        parts.append(Text(frame.note, WARN))
-    return Group(*parts)
-
-
-def _replicas(rows: Sequence[Row]) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for index, (name, _) in enumerate(_COLUMNS):
-        table.add_column(name, justify="left" if index < 3 else "right", no_wrap=index != 2)
-    for row in rows:
-        table.add_row(*(read(row) for _, read in _COLUMNS))
-    return table
+def _at_most(lines: Sequence[str], room: int | None) -> list[RenderableType]:
+    """As many lines as there is room for; the last one tells of the others."""
+    if room is None or len(lines) <= room:
+        return [Text(line) for line in lines]
+    return [*(Text(line) for line in lines[: room - 1]), Text(f"... {len(lines) - room + 1} more services", "dim")]
 
 
 def _detail(change: Change) -> Columns:
     blocks = (
-        _block("a second", _rates(change)),
+        _block("per second", _rates(change)),
         _block("p50 / p95", _times(change)),
         _block("KV blocks", _blocks(change)),
-        _block("ended, a second", _ends(change)),
+        _block("ended/s", _ends(change)),
         _block("GPU", _gpus(change)),
     )
     return Columns([block for block in blocks if block.row_count], padding=(1, 4))
@@ -100,8 +61,8 @@ def _block(title: str, lines: Iterable[tuple[str, str | Text]]) -> Table:
     table = Table(title=title, title_style="dim", title_justify="left", box=None, show_header=False)
     table.add_column()
     table.add_column(justify="right")
-    for line in lines:
-        table.add_row(*line)
+    for name, value in lines:
+        table.add_row(Text(name), value)
     return table
 
 

@@ -13,7 +13,7 @@ import aiohttp
 
 from pagetide_spec.errors import PagetideError
 from pagetide_spec.metrics import GATEWAY_METRICS
-from pagetide_spec.names import PATH_METRICS
+from pagetide_spec.names import PATH_METRICS, PATH_READY
 
 from .exposition import Change, Look, has_begun_anew, look
 from .frame import Frame, Row, row_of
@@ -26,6 +26,10 @@ PATH_SUMMARY = "/summary"
 
 class NoAnswer(PagetideError):
     """Whoever is watched cannot be asked, or says no; it may be back later."""
+
+
+class NotOurs(PagetideError):
+    """Who answers there is neither a server of ours nor a gateway."""
 
 
 class Source(Protocol):
@@ -73,16 +77,33 @@ class Web:
 
         Raises:
             NoAnswer: with what was said in its place.
+            NotOurs: there is no such thing.
         """
+        status, text = await self._ask(path)
+        if status == 401:
+            raise NoAnswer(f"{self.url}{path} needs an API key: --api-key, or PAGETIDE_API_KEY")
+        if status == 404:
+            raise NotOurs(f"{self.url}{path}: not found; is this the address of a server or a gateway?")
+        if status != 200:
+            raise NoAnswer(f"{self.url}{path} answers {status}")
+        return text
+
+    async def state(self) -> str:
+        """`ready`, or why a server is not, in its own words.
+
+        Raises:
+            NoAnswer: it says nothing.
+        """
+        status, text = await self._ask(PATH_READY)
+        return f"unready: {text.strip()}" if status == 503 else "ready"
+
+    async def _ask(self, path: str) -> tuple[int, str]:
+        """Status and body of an answer."""
         headers = {"authorization": f"Bearer {self.api_key}"} if self.api_key else {}
         timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
         try:
             async with self.session.get(self.url + path, headers=headers, timeout=timeout) as reply:
-                if reply.status == 401:
-                    raise NoAnswer(f"{self.url}{path} needs an API key: --api-key, or PAGETIDE_API_KEY")
-                if reply.status != 200:
-                    raise NoAnswer(f"{self.url}{path} answers {reply.status}")
-                return await reply.text()
+                return reply.status, await reply.text()
         except TimeoutError:
             raise NoAnswer(f"{self.url} does not answer within {TIMEOUT_S:g} s") from None
         except (aiohttp.ClientError, OSError, UnicodeDecodeError) as error:
@@ -93,7 +114,8 @@ async def source_at(web: Web) -> Source:
     """A server's or a gateway's source, as its metrics say which it is.
 
     Raises:
-        NoAnswer: it is neither, or says nothing.
+        NoAnswer: it says nothing.
+        NotOurs: it is neither.
     """
     text = await web.get(PATH_METRICS)
     if GATEWAY_METRICS["gateway_requests_in_flight"].full_name in text:
@@ -101,7 +123,7 @@ async def source_at(web: Web) -> Source:
     try:
         look(text, 0.0)
     except ValueError as error:
-        raise NoAnswer(f"{web.url}: {error}") from None
+        raise NotOurs(f"{web.url}: {error}") from None
     return ServerSource(web)
 
 
@@ -118,7 +140,7 @@ class ServerSource:
             change = self._history.add(look(text, self._clock()))
         except ValueError as error:
             raise NoAnswer(f"{self._web.url}: {error}") from None
-        row = row_of("", self._web.url.partition("//")[2], "ready", change)
+        row = row_of("", self._web.url.partition("//")[2], await self._web.state(), change)
         return Frame(f"server {self._web.url}", [row], detail=change)
 
     async def close(self) -> None:

@@ -141,12 +141,14 @@ class StepAttention:
         """See `Attends`; the layer's `layer_idx` says which cache is its own. Changes that cache."""
         batch = self.batch
         key_cache, value_cache = self.caches[layer.layer_idx]  # type: ignore[index]
+        dtype, kept = query.dtype, key_cache.dtype
+        # On a CPU the cache may be narrower than what the layers compute in.
         if (angles := angles_of(others)) is None:
-            reshape_and_cache(key, value, key_cache, value_cache, batch.slots)
+            reshape_and_cache(key.to(kept), value.to(kept), key_cache, value_cache, batch.slots)
         else:
             query = rotate_and_cache(query, key, value, *angles, key_cache, value_cache, batch.slots)
-        return paged_attention(
-            query,
+        out = paged_attention(
+            query.to(kept),
             key_cache,
             value_cache,
             batch.block_tables,
@@ -159,6 +161,7 @@ class StepAttention:
             soft_cap,
             self._plan(sliding_window, key_cache.shape),
         )
+        return out.to(dtype)
 
     def _plan(self, window: int | None, shape: torch.Size) -> Plan | None:
         if not self._uses_plan:

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ..control_groups import groups
+
 # A group without a limit states a number near the greatest of 64 bits.
 _UNLIMITED = 1 << 60
+# The files of a group's limit and of what it holds, in the unified hierarchy and in the older one.
+_UNIFIED = ("memory.max", "memory.current")
+_OLD = ("memory.limit_in_bytes", "memory.usage_in_bytes")
 
 
 def available_bytes(root: Path = Path("/")) -> int:
@@ -18,7 +23,8 @@ def available_bytes(root: Path = Path("/")) -> int:
         root: where `proc` and `sys` lie.
     """
     found = [_machine(root)]
-    for folder, limit_file, usage_file in _groups(root):
+    for folder, is_unified in groups("memory", root):
+        limit_file, usage_file = _UNIFIED if is_unified else _OLD
         limit, usage = _number(folder / limit_file), _number(folder / usage_file)
         if limit is not None and usage is not None and limit < _UNLIMITED:
             found.append(max(0, limit - usage + _droppable(folder)))
@@ -30,28 +36,6 @@ def _machine(root: Path) -> int:
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
     raise OSError("/proc/meminfo has no MemAvailable")
-
-
-def _groups(root: Path) -> list[tuple[Path, str, str]]:
-    """(folder, file of the limit, file of the usage) of the process's memory group and of those above it."""
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return []
-    found = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            names = (root / "sys/fs/cgroup", "memory.max", "memory.current")
-        elif "memory" in controllers.split(","):
-            names = (root / "sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes")
-        else:
-            continue
-        base, limit, usage = names
-        below = [p for p in path.split("/") if p]
-        # In a container its own group is the root, whatever path the host calls it by.
-        found += [(base.joinpath(*below[:depth]), limit, usage) for depth in range(len(below) + 1)]
-    return found
 
 
 def _number(path: Path) -> int | None:

@@ -10,15 +10,18 @@ from typing import Any
 import torch
 
 from pagetide_kernels import dispatch
-from pagetide_spec.config import EngineConfig
+from pagetide_spec.config import GIB, EngineConfig
 from pagetide_spec.errors import SettingError, shorten
 
 from ..checkpoint.files import Progress, check_whole, eos_token_ids, read_json, resolve, silent, weight_files
 from .fused import fuse
+from .mapped import own_weights
 from .network import Layer, examine
+from .packed import pack_network
 from .residual import join_residuals
 from .rotary import defer_rotary
-from .weights import load_weights, reported_weights
+from .stored import stored_dtype
+from .weights import dtype_name, load_weights, reported_weights
 
 log = logging.getLogger(__name__)
 
@@ -27,8 +30,9 @@ log = logging.getLogger(__name__)
 class LoadedModel:
     """A network on its device, in inference mode, and what the engine must know of it.
 
-    `vocab_size` is the width of the logits, `layers` the attention layers in order, `attention_name` what the metric
-    `engine_info` shows.
+    `dtype` is that of the KV cache; `vocab_size` is the width of the logits, `layers` the attention layers in order,
+    `attention_name` what the metric `engine_info` shows, `computed_parameters` how many weights a token is multiplied
+    with before its logits.
     """
 
     network: Any
@@ -40,6 +44,7 @@ class LoadedModel:
     eos_token_ids: tuple[int, ...]
     attention_name: str
     layers: list[Layer]
+    computed_parameters: int
 
 
 def load(config: EngineConfig, progress: Progress = silent) -> LoadedModel:
@@ -53,19 +58,25 @@ def load(config: EngineConfig, progress: Progress = silent) -> LoadedModel:
     kernels = _kernels(device)
     folder = resolve(config, progress)
     hf_config = read_config(folder, config)
-    _check_quantization(hf_config, config)
+    check_quantization(hf_config, config, device)
     max_model_len = window(hf_config, config)
     for path in weight_files(folder, config):
         check_whole(path, config)
     progress("building the network", 0.0)
     shape = examine(hf_config, config)
     dtype = dtype_of(hf_config, config, device)
+    packs = device.type == "cpu" and (kernels == "cpp" or config.quantization == "int8")
+    kept_as = (stored_dtype(weight_files(folder, config)) if packs and dtype == torch.float32 else None) or dtype
     with reported_weights(progress):
-        network = load_weights(folder, config, dtype, device, shape)
+        network = load_weights(folder, config, kept_as, device, shape)
     if kernels == "triton" and device.type == "cuda":
-        log.info("layers swapped for fused ones: %s", ", ".join(fuse(network)) or "none is known")
-        joined, deferred = join_residuals(network), defer_rotary(network)
-        log.info("layers that norm and add at once: %d; that leave rotation to the cache's op: %d", joined, deferred)
+        _use_fused_ops(network)
+    if packs:
+        kind = "int8" if config.quantization == "int8" else "own"
+        taken = pack_network(network, kind, float_activations=dtype == torch.float32)
+        log.info("linear layers: %.2f GiB of %s", taken / GIB, "int8" if kind == "int8" else dtype_name(kept_as))
+    elif device.type == "cpu":
+        own_weights(network)
     return LoadedModel(
         network=network,
         hf_config=hf_config,
@@ -76,6 +87,7 @@ def load(config: EngineConfig, progress: Progress = silent) -> LoadedModel:
         eos_token_ids=_eos_token_ids(folder, hf_config, config, shape.vocab_size),
         attention_name=f"paged-{kernels}",
         layers=shape.layers,
+        computed_parameters=shape.parameters - shape.embedded,
     )
 
 
@@ -106,9 +118,17 @@ def read_config(folder: Path, config: EngineConfig) -> Any:
         raise SettingError("model", config.model, f"transformers cannot read its config.json: {line}") from error
 
 
-def _check_quantization(hf_config: Any, config: EngineConfig) -> None:
+def check_quantization(hf_config: Any, config: EngineConfig, device: torch.device) -> None:
+    """Refuse a quantization that the model's own weights or the device rule out.
+
+    Raises:
+        SettingError: says what to set instead.
+    """
     stated = getattr(hf_config, "quantization_config", None)
-    if stated is not None and config.quantization == "none":
+    if config.quantization == "int8" and device.type != "cpu":
+        problem = "is built for the CPU only; set it to auto"
+        raise SettingError("quantization", config.quantization, problem)
+    if stated is not None and config.quantization != "auto":
         method = stated.get("quant_method") if isinstance(stated, dict) else getattr(stated, "quant_method", None)
         problem = f"the model's weights are quantized ({method or 'config.json says so'}); set it to auto"
         raise SettingError("quantization", config.quantization, problem)
@@ -169,6 +189,13 @@ def _eos_token_ids(folder: Path, hf_config: Any, config: EngineConfig, vocab_siz
     generation = read_json(folder / "generation_config.json", config.model, missing_ok=True)
     stated = eos_token_ids(generation, hf_config.to_dict(), config.model)
     return tuple(i for i in stated if 0 <= i < vocab_size)
+
+
+def _use_fused_ops(network: Any) -> None:
+    """Let the layers run on the Triton ops, as far as they are known; says how far."""
+    log.info("layers swapped for fused ones: %s", ", ".join(fuse(network)) or "none is known")
+    joined, deferred = join_residuals(network), defer_rotary(network)
+    log.info("layers that norm and add at once: %d; that leave rotation to the cache's op: %d", joined, deferred)
 
 
 def _kernels(device: torch.device) -> str:

@@ -33,12 +33,15 @@ class Layer:
 class Shape:
     """A network without its weights.
 
-    parameters: number of distinct weights (tied ones once). relayed: its layers drop unknown keywords, so that the
+    parameters: number of distinct weights (tied ones once). embedded: those of the embedding and of the logits' matrix.
+    linear: numbers of weights and of rows of all linear layers, tied ones once. relayed: its layers drop unknown keywords, so that the
     batch must reach attention through `attention.relay`.
     """
 
     layers: list[Layer]
     parameters: int
+    embedded: int
+    linear: tuple[int, int]
     vocab_size: int
     relayed: bool
 
@@ -102,7 +105,15 @@ def examine(hf_config: Any, config: EngineConfig) -> Shape:
     layers = _checked_layers(recorder, hf_config, config, kind)
     if (head := network.get_output_embeddings()) is None:
         raise _refused(config, kind, "it has no layer that makes logits")
-    return Shape(layers, sum(p.numel() for p in network.parameters()), head.weight.shape[0], relayed)
+    ends = {id(e.weight): e.weight.numel() for e in (network.get_input_embeddings(), head)}
+    parameters = sum(p.numel() for p in network.parameters())
+    return Shape(layers, parameters, sum(ends.values()), _linear(network), head.weight.shape[0], relayed)
+
+
+def _linear(network: Any) -> tuple[int, int]:
+    """(weights, rows) of the linear layers"""
+    found = {id(m.weight): m.weight for m in network.modules() if type(m) is torch.nn.Linear}
+    return sum(w.numel() for w in found.values()), sum(w.shape[0] for w in found.values())
 
 
 def _stated_problem(hf_config: Any) -> str | None:

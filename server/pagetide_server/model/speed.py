@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import torch
 
+from pagetide_kernels.packed_linear import linear, pack
 from pagetide_kernels.swap_blocks import swap_blocks
 
 from .loader import LoadedModel
@@ -39,19 +40,19 @@ def measure(loaded: LoadedModel) -> Speed:
     of a prompt is compared with all the vocabulary. Of a mixture of experts all are counted, though only some are
     computed: a batch of prompts reads them all.
     """
-    network = loaded.network
-    embeddings = {id(e.weight) for e in (network.get_input_embeddings(), network.get_output_embeddings()) if e}
-    parameters = sum(p.numel() for p in network.parameters() if id(p) not in embeddings)
     flops = _products(loaded.device, loaded.dtype)
-    return Speed(FORWARD_SHARE * flops / (2 * max(parameters, 1)), _copies(loaded.device))
+    return Speed(FORWARD_SHARE * flops / (2 * max(loaded.computed_parameters, 1)), _copies(loaded.device))
 
 
 @torch.inference_mode()
 def _products(device: torch.device, dtype: torch.dtype) -> float:
-    """Operations a second of a matrix product in the model's own type."""
+    """Operations a second of a matrix product as the model's layers do it."""
     rows, size = _PRODUCT[device.type]
-    left = torch.zeros(rows, size, dtype=dtype, device=device)
     right = torch.zeros(size, size, dtype=dtype, device=device)
+    if device.type == "cpu":
+        weight, x = pack(right), torch.zeros(rows, size)
+        return 2.0 * rows * size * size / _best_seconds(lambda: linear(x, weight), device)
+    left = torch.zeros(rows, size, dtype=dtype, device=device)
     return 2.0 * rows * size * size / _best_seconds(lambda: left @ right, device)
 
 

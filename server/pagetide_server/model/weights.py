@@ -51,7 +51,7 @@ def reported_weights(progress: Progress) -> Iterator[None]:
 
 
 def load_weights(folder: Path, config: EngineConfig, dtype: torch.dtype, device: torch.device, shape: Shape) -> Any:
-    """The network in `folder`, whole, on its device and ready to answer.
+    """The network in `folder`, whole, on its device. (On a CPU its weights may still be the mapped file.)
 
     Raises:
         SettingError: its weights are incomplete, or too large for the device.
@@ -80,8 +80,6 @@ def load_weights(folder: Path, config: EngineConfig, dtype: torch.dtype, device:
     if shape.relayed:
         relay(network)
     network = _moved(network, device, config).eval().requires_grad_(False)
-    if device.type == "cpu":
-        _own_weights(network)
     return network
 
 
@@ -128,13 +126,3 @@ def _surplus_layers(unexpected: Iterable[str], own: Iterable[str]) -> list[str]:
     """Weights of further layers of a stack that the network has; those of other parts, such as vision, are no fault."""
     stacks = {_LAYER.split(name)[0] for name in own if _LAYER.search(name)}
     return sorted(name for name in unexpected if _LAYER.search(name) and _LAYER.split(name)[0] in stacks)
-
-
-def _own_weights(network: Any) -> None:
-    """Copy weights that are still the mapped file into memory of our own.
-
-    A served model then stands no harm when its file changes, never waits for the disk, counts as used memory, and its
-    matrices begin where vector instructions like them to.
-    """
-    for weight in network.parameters():
-        weight.data = weight.data.clone()

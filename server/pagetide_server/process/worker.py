@@ -25,7 +25,7 @@ from pagetide_spec.config import EngineConfig
 from pagetide_spec.errors import PagetideError, SettingError
 
 from ..logs import set_up_logging
-from ..threads import wait_passively
+from ..threads import set_up_threads
 from ..wire.faults import EngineFailed
 from ..wire.launch import EXIT_ENGINE, EXIT_SETTING, EXIT_START, Launch
 from ..wire.messages import (
@@ -226,7 +226,7 @@ def main() -> int:
     """Read the `Launch`, start the core, serve."""
     launch = msgspec.json.decode(sys.stdin.buffer.read(), type=Launch)
     die_with_parent(launch.parent)
-    wait_passively()
+    set_up_threads()
     set_up_logging(launch.config["log_level"], launch.config["log_format"], "engine")
     # The heartbeat's socket lives in a context of its own: the main one is ended below, while that thread still beats.
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()

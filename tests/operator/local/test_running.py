@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from pagetide_gateway.listen import GatewayServer
-from pagetide_gateway.registry import Registry
+from pagetide_gateway.replicas.registry import Registry
+from pagetide_gateway.serving.server import GatewayServer
 from pagetide_operator.local.runner import Runner
 from pagetide_operator.local.service import LocalService
 from pagetide_operator.local.slot import Slot

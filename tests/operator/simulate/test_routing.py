@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from pagetide_gateway.routing import ExpectedTime, RoundRobin
+from pagetide_gateway.routing.routers import ExpectedTime, RoundRobin
 from pagetide_operator.simulate.command import main
 from pagetide_operator.simulate.routing import Fleet, Replay, compare, pooled_hit_ratio, quantile
 from pagetide_spec.errors import SettingError

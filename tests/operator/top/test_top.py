@@ -23,7 +23,8 @@ from pagetide_operator.top import main as command
 from pagetide_operator.top.cluster import service_line, waits_for
 from pagetide_operator.top.exposition import Change, look
 from pagetide_operator.top.frame import Frame, Row, row_of
-from pagetide_operator.top.screen import draw, fullness, rate, seconds
+from pagetide_operator.top.numbers import fullness, rate, seconds
+from pagetide_operator.top.screen import Screen
 from pagetide_operator.top.sources import History, gateway_frame
 
 # Read from KUBECONFIG when the client is imported.
@@ -122,7 +123,7 @@ def test_how_numbers_are_told():
 def drawn(frame):
     console = Console(width=160, record=True, force_terminal=False)
     with console.capture() as capture:
-        console.print(draw(frame))
+        console.print(Screen(frame))
     return capture.get()
 
 
@@ -188,12 +189,14 @@ def test_a_service_in_one_line(service):
 
 @pytest.fixture
 async def somebody():
-    """`await somebody({path: text or status})` -> the address of one that answers so."""
+    """`await somebody({path: text, status or both})` -> the address of one that answers so."""
     runners = []
 
     async def start(answers):
         async def answer(request):
             found = answers.get(request.path, 404)
+            if isinstance(found, tuple):
+                return web.Response(status=found[0], text=found[1])
             return web.Response(status=found) if isinstance(found, int) else web.Response(text=found)
 
         app = web.Application()
@@ -212,6 +215,8 @@ async def somebody():
     ("answers", "code", "said"),
     [
         pytest.param({"/metrics": BEGIN}, 0, "server http://", id="a server"),
+        pytest.param({"/metrics": BEGIN, "/readyz": (503, "loading the model\n")}, 0, "unready: loading the model",
+                     id="a server that is not ready yet"),
         pytest.param(
             {"/metrics": "pagetide_gateway_requests_in_flight 1\n", "/summary": json.dumps(SUMMARY)},
             0, "a: 1 of 2 ready", id="a gateway",
@@ -220,8 +225,8 @@ async def somebody():
                      id="a gateway that wants a key"),
         pytest.param({"/metrics": "pagetide_gateway_requests_in_flight 1\n", "/summary": "{}"}, 1, "not understood",
                      id="a gateway of another version"),
-        pytest.param({"/metrics": "up 1\n"}, 1, "not the metrics of a Pagetide server", id="somebody else"),
-        pytest.param({}, 1, "answers 404", id="one without metrics"),
+        pytest.param({"/metrics": "up 1\n"}, 2, "not the metrics of a Pagetide server", id="somebody else"),
+        pytest.param({}, 2, "not found", id="one without metrics"),
     ],
 )  # fmt: skip
 async def test_whom_it_can_watch(somebody, capsys, answers, code, said):
@@ -236,6 +241,9 @@ async def test_whom_it_can_watch(somebody, capsys, answers, code, said):
     ("arguments", "said"),
     [
         pytest.param(["localhost:8000"], "must be http://HOST:PORT", id="no URL"),
+        pytest.param(["http://127.0.0.1:99999"], "must be http://HOST:PORT", id="no such port"),
+        pytest.param(["http://[::1"], "must be http://HOST:PORT", id="half an address"),
+        pytest.param(["http://"], "must be http://HOST:PORT", id="no host"),
         pytest.param(["http://x", "-n", "ns"], "leave the URL out", id="both"),
         pytest.param(["--interval=0.01"], "at least 0.2", id="too often"),
     ],
@@ -305,8 +313,11 @@ async def test_it_is_live_in_a_terminal_and_ends_with_ctrl_c(somebody):
         assert await asyncio.to_thread(seen, screen, "10 %")
         answers["/metrics"] = later(kv_cache_utilization_ratio=0.87)
         assert await asyncio.to_thread(seen, screen, "87 %")
-        answers["/metrics"] = 503
-        assert await asyncio.to_thread(seen, screen, "answers 503")
+        for away in (503, 404):
+            answers["/metrics"] = away
+            assert await asyncio.to_thread(seen, screen, "waiting for it")
+            answers["/metrics"] = BEGIN
+            assert await asyncio.to_thread(seen, screen, "10 %")
         process.send_signal(signal.SIGINT)
         assert await asyncio.wait_for(process.wait(), 20) == 0
     finally:

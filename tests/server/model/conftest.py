@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import types
 from collections.abc import Callable
@@ -94,13 +95,14 @@ def toy() -> types.SimpleNamespace:
 
 
 @pytest.fixture(scope="session")
-def loaded_tiny(tiny_model: Callable[[str], Path]) -> Callable[[str], LoadedModel]:
-    """`loaded_tiny(name)`: a tiny model loaded by us in float32, once a test run."""
-    made: dict[str, LoadedModel] = {}
+def loaded_tiny(tiny_model: Callable[[str], Path]) -> Callable[..., LoadedModel]:
+    """`loaded_tiny(name, **settings)`: a tiny model loaded by us, once a test run for each choice of kernels."""
+    made: dict[object, LoadedModel] = {}
 
-    def get(name: str) -> LoadedModel:
-        if name not in made:
-            made[name] = load(EngineConfig(model=str(tiny_model(name))))
-        return made[name]
+    def get(name: str, **settings: Any) -> LoadedModel:
+        key = (name, os.environ.get("PAGETIDE_KERNELS"), *sorted(settings.items()))
+        if key not in made:
+            made[key] = load(EngineConfig(model=str(tiny_model(name)), **settings))
+        return made[key]
 
     return get

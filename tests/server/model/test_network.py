@@ -66,9 +66,14 @@ def test_the_shape_of_a_network_with_windows() -> None:
 
 
 def test_parameters_count_tied_weights_once(tiny_model: Callable[[str], Path]) -> None:
-    loaded = load(EngineConfig(model=str(tiny_model("qwen3"))))
-    tied = examine(loaded.hf_config, CONFIG)
-    assert tied.parameters == sum(p.numel() for p in loaded.network.parameters())
+    from transformers import AutoModelForCausalLM
+
+    network = AutoModelForCausalLM.from_pretrained(tiny_model("qwen3"))
+    tied = examine(network.config, CONFIG)
+    assert tied.parameters == sum(p.numel() for p in network.parameters())
+    assert tied.embedded == 384 * 64
+    parts = [p for n, p in network.named_parameters() if p.dim() == 2]
+    assert tied.linear == (sum(p.numel() for p in parts), sum(p.shape[0] for p in parts))
 
 
 def test_layers_that_drop_keywords_are_relayed(tiny_model: Callable[[str], Path]) -> None:

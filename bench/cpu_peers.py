@@ -1,0 +1,147 @@
+"""Pagetide beside other engines on this CPU: `PEERS=~/peers python bench/cpu_peers.py MODEL`.
+
+MODEL is a plain model folder. Those who are installed below $PEERS (or --peers) take part; docs/performance.md tells
+how to install them. Contenders run in turn, round after round, each run in a fresh process with the same number of
+threads. The first contender is compared with each of the others, over runs of the same round. --json keeps the
+figures, and `--from FILE ...` prints the table of what was kept, so that a long comparison may be run in parts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from peers.contenders import CONTENDERS, OURS, Contender, UnlikePrecisions, check_precisions
+from peers.figures import Run, lines, table
+from peers.workloads import WORKLOADS, requests_of
+
+DEFAULT = ["pagetide", "openvino", "vllm", "llama.cpp", "transformers", "transformers-cb"]
+
+
+class RunFailed(Exception):
+    """A contender could not finish its job; the text has the end of what it said."""
+
+
+def main() -> int:
+    """Run what the command line asks for; the exit code."""
+    arguments = _parser().parse_args()
+    if arguments.kept:
+        runs = [Run(**each) for path in arguments.kept for each in json.loads(path.read_text("utf-8"))["runs"]]
+        print(table(lines(runs)))
+        return 0
+    if arguments.model is None:
+        print("cpu_peers: error: MODEL is required; give the folder of a model", file=sys.stderr)
+        return 2
+    try:
+        check_precisions([CONTENDERS[name] for name in arguments.contenders], arguments.unlike_precisions)
+    except UnlikePrecisions as error:
+        print(f"cpu_peers: error: {error}", file=sys.stderr)
+        return 2
+    runs: list[Run] = []
+    for run in _runs(arguments, _installed(arguments)):
+        runs.append(run)
+        if arguments.json:  # after each, so that a comparison that is cut short is not lost
+            arguments.json.write_text(json.dumps({"runs": [dataclasses.asdict(r) for r in runs]}), "utf-8")
+    if not runs:
+        return 1
+    print(table(lines(runs)))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model", nargs="?", type=Path, help="a plain model folder")
+    parser.add_argument("--peers", type=Path, default=os.environ.get("PEERS", "."), help="where they are installed")
+    parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=DEFAULT, metavar="NAME",
+                        help=f"the first one is compared with the others; of {', '.join(CONTENDERS)}")  # fmt: skip
+    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS), metavar="NAME")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--timeout", type=float, default=600, help="seconds for one run")
+    parser.add_argument("--unlike-precisions", action="store_true", help="compare weights of unlike precision")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
+    parser.add_argument("--from", dest="kept", nargs="+", type=Path, metavar="FILE", help="print what --json kept")
+    return parser
+
+
+def _installed(arguments: argparse.Namespace) -> list[Contender]:
+    """The contenders asked for that are installed; who is missing is told."""
+    chosen = []
+    for name in arguments.contenders:
+        contender = CONTENDERS[name]
+        missing = [path for path in contender.needs(arguments.peers, arguments.model) if not path.exists()]
+        if missing:
+            print(f"{name} does not take part: {missing[0]} is missing", file=sys.stderr)
+        else:
+            chosen.append(contender)
+    return chosen
+
+
+def _runs(arguments: argparse.Namespace, contenders: Sequence[Contender]) -> Iterator[Run]:
+    for workload in arguments.workloads:
+        print(f"{workload}: {WORKLOADS[workload].title}", file=sys.stderr)
+        for number in range(arguments.rounds):
+            for contender in contenders:
+                try:
+                    run = measure(contender, workload, number, arguments)
+                except RunFailed as error:
+                    print(f"  {contender.name}, round {number + 1}: {error}", file=sys.stderr)
+                    continue
+                print(
+                    f"  {contender.name}, round {number + 1}: {run.tokens_per_second:.1f} tokens/s, "
+                    f"first token {run.first_token or float('nan'):.2f} s, peak {run.peak_mib:.0f} MiB, "
+                    f"others used {run.others_share:.1%} of the machine",
+                    file=sys.stderr,
+                )
+                yield run
+
+
+def measure(contender: Contender, workload: str, number: int, arguments: argparse.Namespace) -> Run:
+    """One run in a process of its own.
+
+    Raises:
+        RunFailed: it ended with an error, or took too long.
+    """
+    requests = requests_of(workload)
+    job = {
+        "model": str(contender.model_path(arguments.model)),
+        "prompts": [r.prompt for r in requests],
+        "lengths": [r.max_tokens for r in requests],
+        "threads": arguments.threads,
+        "options": contender.options_of(workload),
+    }
+    result = drive(contender.command(arguments.peers), json.dumps(job), arguments.peers, arguments.timeout)
+    return Run(contender.name, contender.weights, contender.precision, workload, number, **result)
+
+
+def drive(command: Sequence[str], job: str, peers: Path, timeout: float) -> dict[str, object]:
+    """What a driver makes of a job.
+
+    Raises:
+        RunFailed: it ended with an error, or took too long.
+    """
+    path = os.pathsep.join(filter(None, (OURS, os.environ.get("PYTHONPATH"))))
+    environment = {**os.environ, "PYTHONPATH": path, "PEERS": str(peers.resolve())}
+    with tempfile.TemporaryDirectory() as folder:
+        result = Path(folder) / "result.json"
+        try:
+            done = subprocess.run(
+                [*command, str(result)], input=job, env=environment, capture_output=True, text=True, timeout=timeout
+            )
+        except subprocess.TimeoutExpired:
+            raise RunFailed(f"took longer than {timeout:.0f} s") from None
+        if done.returncode or not result.exists():
+            raise RunFailed(f"exit code {done.returncode}: {(done.stderr or done.stdout)[-1500:]}")
+        found: dict[str, object] = json.loads(result.read_text("utf-8"))
+        return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

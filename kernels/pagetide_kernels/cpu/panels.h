@@ -1,0 +1,62 @@
+// Weights in panels, and how a matrix product over them is shared among threads.
+//
+// A panel holds NR rows of a weight matrix, transposed: what one step along the inner dimension needs lies together, and
+// a panel is read from memory once a step, from its first byte to its last. All sums run over the inner dimension in
+// the same order whatever the number of rows: a row's result does not depend on its batch mates nor on the threads.
+
+#pragma once
+
+#include "vectors.h"
+
+namespace {
+
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int NV = 4;  // Vectors in a panel's width; NV * MR sums fill the registers.
+#else
+constexpr int NV = 2;
+#endif
+constexpr int MR = 6;  // Rows whose sums are kept in registers together.
+constexpr int64_t NR = NV * W;
+constexpr int64_t CHUNK_BYTES = 384 << 10;  // Of the left matrix, what shares a core's second-level cache with a panel.
+
+inline int64_t panels_of(int64_t n) { return (n + NR - 1) / NR; }
+
+struct Product {
+    const float* x;  // [m, k], rows x_stride apart
+    const float* bias;  // [n], or null
+    float* y;        // [m, n], rows y_stride apart
+    int64_t m, n, k, x_stride, y_stride;
+
+    // Rows of one piece of work.
+    int64_t chunk() const { return std::min(m, std::max<int64_t>(8 * MR, CHUNK_BYTES / (4 * k) / MR * MR)); }
+};
+
+// The rows of a panel's sums that are columns of y; `scales` (or null) belong to the panel's first column.
+inline void write_panel(const Product& p, int64_t panel, int64_t first, int64_t rows, const float* sums,
+                        const float* scales) {
+    const int64_t column = panel * NR, count = std::min(NR, p.n - column);
+    for (int64_t r = 0; r < rows; r++) {
+        float* to = p.y + (first + r) * p.y_stride + column;
+        const float* from = sums + r * NR;
+        if (scales)
+            for (int64_t i = 0; i < count; i++) to[i] = from[i] * scales[i];
+        else
+            memcpy(to, from, count * 4);
+        if (p.bias)
+            for (int64_t i = 0; i < count; i++) to[i] += p.bias[column + i];
+    }
+}
+
+// Calls work(panel, first row, rows) for every piece, the panels of some rows before the next rows.
+template <typename Work>
+void share(const Product& p, int threads, Work work) {
+    const int64_t chunk = p.chunk(), panels = panels_of(p.n), pieces = (p.m + chunk - 1) / chunk * panels;
+    const int64_t at_once = std::max<int64_t>(1, pieces / (threads * 8));
+#pragma omp parallel for schedule(dynamic, at_once) num_threads(threads)
+    for (int64_t i = 0; i < pieces; i++) {
+        const int64_t first = i / panels * chunk;
+        work(i % panels, first, std::min(chunk, p.m - first));
+    }
+}
+
+}  // namespace

@@ -1,0 +1,4 @@
+"""InferenceServices and pods of a Kubernetes cluster, watched, and how a sleeping service is woken there.
+
+Belongs here: all that speaks to an API server. The rest of the gateway does not know that there is one.
+"""

@@ -1,0 +1,1 @@
+"""The gateway put together: the ASGI app with all its routes, the page at `/`, and the uvicorn server that runs it."""

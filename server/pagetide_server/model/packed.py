@@ -1,0 +1,101 @@
+"""Bring a network's matrices into the form that the CPU ops read fastest, layer by layer.
+
+transformers builds the network and loads its weights. Here its linear layers become `PackedLinear`: they compute in
+float32 from weights of 32, 16 or 8 bits, so that a row's result does not depend on its batch mates. A linear layer of
+another type (quantized by the model's own files, or a router that is no plain layer) stays as it is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from pagetide_kernels.packed_linear import PackedWeight, linear, look_up, pack
+
+from .mapped import give_back
+
+
+class PackedLinear(torch.nn.Module):
+    """A linear layer on packed weights: hidden [..., in] -> [..., out] of the same type, computed in float32."""
+
+    def __init__(self, weight: PackedWeight, bias: torch.Tensor | None) -> None:
+        super().__init__()
+        self.packed = weight
+        self.in_features, self.out_features = weight.columns, weight.rows
+        self.bias = None if bias is None else torch.nn.Parameter(bias.float(), requires_grad=False)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[..., in_features] -> [..., out_features]"""
+        return linear(hidden.float(), self.packed, self.bias).to(hidden.dtype)
+
+
+class PackedEmbedding(torch.nn.Module):
+    """An embedding that reads the packed weights of the logits' matrix: ids [...] -> float32 [..., size]."""
+
+    def __init__(self, weight: PackedWeight, scale: torch.Tensor | None) -> None:
+        super().__init__()
+        self.packed = weight
+        self.scale = scale
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """ids [...] -> [..., size]"""
+        rows = look_up(input_ids, self.packed)
+        return rows if self.scale is None else rows * self.scale
+
+
+@torch.no_grad()
+def pack_network(network: Any, kind: str, float_activations: bool) -> int:
+    """Swap the linear layers of `network`, which lies on the CPU, one after the other; their own weights are freed.
+
+    Args:
+        network: changed in place.
+        kind: see `pagetide_kernels.packed_linear.pack`.
+        float_activations: what is not swapped becomes float32 whatever it takes; else only if no matrix is among it.
+
+    Returns:
+        bytes that the packed weights take.
+    """
+    taken = _pack_tied(network, kind) or 0
+    for parent in list(network.modules()):
+        for name, child in list(parent.named_children()):
+            if type(child) is torch.nn.Linear:
+                made = PackedLinear(packed(child.weight, kind), child.bias)
+                setattr(parent, name, made)
+                taken += made.packed.nbytes
+    matrices = [p for p in network.parameters() if p.dim() > 1]
+    embedding = network.get_input_embeddings()
+    if float_activations or all(p is getattr(embedding, "weight", None) for p in matrices):
+        network.float()
+    for weight in network.parameters():
+        # Whatever is still the mapped file: see `own_weights`.
+        weight.data = weight.data.clone()
+    return taken
+
+
+def packed(weight: torch.nn.Parameter, kind: str) -> PackedWeight:
+    """The packed form of `weight`, whose own memory is given up."""
+    source = weight.data
+    made = pack(source.clone() if kind == "own" else source, kind)
+    give_back(source)
+    weight.data = torch.empty(0, dtype=source.dtype)
+    return made
+
+
+def _pack_tied(network: Any, kind: str) -> int | None:
+    """Swap the logits' matrix and the embedding where both are one; bytes taken, or None where they are not."""
+    head, embedding = network.get_output_embeddings(), network.get_input_embeddings()
+    if type(head) is not torch.nn.Linear or head.weight is not embedding.weight:
+        return None
+    if not _is_plain_embedding(embedding):
+        return None
+    weight = packed(head.weight, kind)
+    network.set_output_embeddings(PackedLinear(weight, head.bias))
+    network.set_input_embeddings(PackedEmbedding(weight, getattr(embedding, "embed_scale", None)))
+    return weight.nbytes
+
+
+def _is_plain_embedding(embedding: Any) -> bool:
+    """Whether it looks rows up and at most multiplies them by a scale that we know how to find."""
+    scaled = type(embedding).__name__.endswith("TextScaledWordEmbedding") and hasattr(embedding, "embed_scale")
+    return scaled or type(embedding) is torch.nn.Embedding

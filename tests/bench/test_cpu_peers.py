@@ -1,0 +1,85 @@
+"""bench/cpu_peers.py runs Pagetide itself, as a library and as a server, and says what it cannot do."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "bench" / "cpu_peers.py"
+DRIVERS = SCRIPT.parent / "peers" / "drivers"
+
+
+def drive(driver: str, job: dict[str, Any], result: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(DRIVERS / driver), str(result)]
+    root = SCRIPT.parents[1]
+    path = os.pathsep.join(str(root / part) for part in ("operator", "server", "kernels"))
+    environment = {**os.environ, "PYTHONPATH": path}
+    return subprocess.run(command, input=json.dumps(job), env=environment, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("driver", ["drive_pagetide.py", "drive_pagetide_http.py"])
+def test_our_own_drivers(driver: str, tiny_model: Any, tmp_path: Path) -> None:
+    prompts = [[7, 8, 9, 10], [20] * 40]
+    job = {
+        "model": str(tiny_model("llama")),
+        "prompts": prompts,
+        "lengths": [3, 5],
+        "threads": 1,
+        "options": {"kv_cache_memory_gib": 0.01, "max_num_seqs": 4},
+    }
+    done = drive(driver, job, tmp_path / "result.json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "result.json").read_text())
+    assert found["tokens"] == 8
+    assert 0 < max(found["first_token_seconds"]) < found["seconds"]
+    assert found["peak_mib"] > 50
+    assert 0 < found["own_share"] <= 1.01
+    assert 0 <= found["others_share"] <= 1
+
+
+@pytest.mark.slow
+def test_an_answer_of_another_length_is_no_result(tiny_model: Any, tmp_path: Path) -> None:
+    # The model's window ends it.
+    job = {"model": str(tiny_model("llama")), "prompts": [[7] * 500], "lengths": [64], "threads": 1, "options": {}}
+    done = drive("drive_pagetide.py", job, tmp_path / "result.json")
+    assert done.returncode != 0
+    assert not (tmp_path / "result.json").exists()
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, str(SCRIPT), *arguments], capture_output=True, text=True, timeout=60)
+
+
+def test_unlike_precisions_end_with_one_clear_line(tmp_path: Path) -> None:
+    done = run(str(tmp_path), "--contenders", "pagetide", "llama.cpp-q8_0")
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "pagetide (float32)" in done.stderr
+    assert "--unlike-precisions" in done.stderr
+
+
+def test_a_missing_peer_is_told_and_left_out(tmp_path: Path) -> None:
+    done = run(str(tmp_path / "model"), f"--peers={tmp_path}", "--contenders", "vllm", "--workloads", "W3")
+    assert done.returncode == 1
+    assert f"vllm does not take part: {tmp_path / 'vllm/bin/python'} is missing" in done.stderr
+
+
+def test_kept_figures_of_several_calls_make_one_table(tmp_path: Path) -> None:
+    for number, (name, seconds) in enumerate([("pagetide", 2.0), ("vllm", 4.0)]):
+        kept = {
+            "contender": name, "weights": "float32", "precision": "16/32-bit", "workload": "W3", "round": 0,
+            "seconds": seconds, "tokens": 128, "first_token_seconds": [0.1], "peak_mib": 900.0, "own_share": 0.9,
+            "others_share": 0.0, "beginnings": [],
+        }  # fmt: skip
+        (tmp_path / f"{number}.json").write_text(json.dumps({"runs": [kept]}))
+    done = run("--from", str(tmp_path / "0.json"), str(tmp_path / "1.json"))
+    assert done.returncode == 0, done.stderr
+    assert "| W3 | vllm | float32 | 1 | 32.0 (32.0-32.0) |" in done.stdout
+    assert "2.00 (2.00-2.00)" in done.stdout

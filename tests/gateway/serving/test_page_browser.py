@@ -1,0 +1,273 @@
+"""The page at `/` in a real headless browser: what people see, on wide and narrow screens, light and dark, with keys
+and without, and what names and answers that are no text of ours may do to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import os
+import shutil
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from pagetide_gateway.access.keys import KeyRing, make_key
+from pagetide_gateway.proxy.forward import Access
+
+CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium-headless-shell") or shutil.which("chromium")
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None, reason='needs a headless browser: name it in CHROMIUM, or: eval "$(.ci/observers)"'
+)
+STATE = "document.getElementById('state').textContent"
+ANSWER = "document.getElementById('answer').textContent"
+SEND = "document.getElementById('send').click()"
+
+
+class Browser:
+    """One page of a headless Chromium, driven over its debugging protocol."""
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        self._socket, self._count = socket, 0
+        self.complaints: list[str] = []
+        self.asked_for: list[str] = []
+
+    async def call(self, method: str, **parameters: Any) -> dict[str, Any]:
+        self._count += 1
+        await self._socket.send_json({"id": self._count, "method": method, "params": parameters})
+        while True:
+            message = await self._socket.receive_json(timeout=30)
+            if message.get("id") == self._count:
+                return message["result"]
+            self._note(message)
+
+    def _note(self, event: dict[str, Any]) -> None:
+        if event.get("method") == "Runtime.exceptionThrown":
+            self.complaints.append(str(event["params"]["exceptionDetails"]))
+        if event.get("method") == "Log.entryAdded" and event["params"]["entry"]["level"] == "error":
+            self.complaints.append(str(event["params"]["entry"]))
+
+        if event.get("method") == "Network.requestWillBeSent":
+            self.asked_for.append(event["params"]["request"]["url"])
+
+    async def open(self, url: str) -> None:
+        for domain in ("Runtime", "Log", "Page", "Network"):
+            await self.call(f"{domain}.enable")
+        await self.call("Page.navigate", url=url)
+
+    async def read(self, expression: str) -> Any:
+        found = await self.call("Runtime.evaluate", expression=expression, returnByValue=True)
+        return found["result"].get("value")
+
+    async def until(self, expression: str, seconds: float = 20.0) -> Any:
+        async with asyncio.timeout(seconds):
+            while not (found := await self.read(expression)):  # noqa: ASYNC110 - the page has no event for us
+                await asyncio.sleep(0.05)
+        return found
+
+    async def look(self, width: int, scheme: str) -> None:
+        """Be so wide, and light or dark."""
+        metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+        await self.call("Emulation.setDeviceMetricsOverride", **metrics)
+        await self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+
+    async def picture(self) -> bytes:
+        return base64.b64decode((await self.call("Page.captureScreenshot"))["data"])
+
+
+@pytest.fixture
+async def browser(tmp_path: Path, until: Any) -> AsyncIterator[Browser]:
+    flags = ("--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-port=0", "--window-size=1000,900")
+    process = await asyncio.create_subprocess_exec(
+        str(CHROMIUM), *flags, f"--user-data-dir={tmp_path}/profile", "about:blank",
+        stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    try:
+        path = tmp_path / "profile/DevToolsActivePort"
+        await until(lambda: port_in(path) or process.returncode is not None, 60)
+        port = port_in(path)
+        async with aiohttp.ClientSession() as session:
+            async with session.get(f"http://127.0.0.1:{port}/json/list") as reply:
+                page = next(p for p in await reply.json(content_type=None) if p["type"] == "page")
+            async with session.ws_connect(page["webSocketDebuggerUrl"], max_msg_size=1 << 25) as socket:
+                yield Browser(socket)
+    finally:
+        # Debian's command is a script around the browser: killed alone, it would leave that behind.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
+
+
+def port_in(path: Path) -> str:
+    """The port that the browser has written down; empty until it has."""
+    return next(iter(path.read_text().split()), "") if path.exists() else ""
+
+
+TOLD = """
+pagetide_requests_running{{model_name="m"}} 3
+pagetide_requests_waiting{{model_name="m"}} 1
+pagetide_kv_cache_utilization_ratio{{model_name="m"}} 0.42
+pagetide_generation_tokens_total{{model_name="m"}} {tokens}
+"""
+
+
+async def stream(request: web.Request) -> web.StreamResponse:
+    """Three pieces; the first is what a careless page would run."""
+    out = web.StreamResponse(headers={"content-type": "text/event-stream"})
+    await out.prepare(request)
+    for piece in ("<img src=x onerror=alert(1)>", " there", " was"):
+        await out.write(b"data: " + json.dumps({"choices": [{"index": 0, "text": piece}]}).encode() + b"\n\n")
+    await out.write(b"data: [DONE]\n\n")
+    return out
+
+
+async def refuse(request: web.Request) -> web.StreamResponse:
+    return web.json_response({"error": {"message": "the prompt is too long"}}, status=400)
+
+
+async def test_the_page_shows_the_fleet_and_answers_a_prompt(start_replicas, start_gateway, browser):
+    replicas = await start_replicas(2)
+    tokens = [0]
+
+    async def metrics() -> str:
+        tokens[0] += 50
+        return TOLD.format(tokens=tokens[0])
+
+    for replica in replicas:
+        replica.metrics, replica.answer = metrics, stream
+    front = await start_gateway(*replicas)
+    await browser.open(front.url + "/")
+    await browser.until("document.querySelectorAll('#services tr').length == 3")
+    assert await browser.until("document.getElementById('state').textContent == '1 of 1 services ready'")
+    await browser.until("document.querySelector('#services table').textContent.includes('42 %')")
+    assert "ready" in await browser.read("document.querySelector('#services td.ready').textContent")
+    # After two points there is a line.
+    await browser.until("document.querySelector('polyline').getAttribute('points').split(' ').length >= 2")
+    await browser.read(SEND)
+    await browser.until(f"{ANSWER}.endsWith(' was')")
+    assert await browser.read(ANSWER) == "<img src=x onerror=alert(1)> there was"
+    assert json.loads(replicas[0].bodies[0] if replicas[0].bodies else replicas[1].bodies[0])["model"] == "m"
+    assert browser.complaints == []
+    assert all(url.startswith((front.url, "data:")) for url in browser.asked_for), browser.asked_for
+    assert len(browser.asked_for) > 2
+    assert len(await browser.picture()) > 5000
+
+    for replica in replicas:
+        replica.answer = refuse
+    await browser.read(SEND)
+    await browser.until(f"{ANSWER} == 'the prompt is too long'")
+
+
+async def test_the_page_asks_for_a_key_where_one_is_needed(start_replicas, start_gateway, browser):
+    replica, *_ = replicas = await start_replicas(1)
+    replica.answer = stream
+    front = await start_gateway(*replicas, access=Access(KeyRing([make_key("me", "right")])))
+    await browser.open(front.url + "/")
+    await browser.until(f"{STATE} == 'an API key is needed'")
+    assert await browser.read("document.getElementById('key-label').hidden") is False
+    await type_key(browser, "right")
+    await browser.until(f"{STATE} == '1 of 1 services ready'")
+    await browser.read(SEND)
+    await browser.until(f"{ANSWER}.endsWith(' was')")
+    # Whoever loses the key sees nothing more.
+    await type_key(browser, "wrong")
+    await browser.until(f"{STATE} == 'the API key is not valid'")
+    assert await browser.read("document.getElementById('services').textContent") == ""
+    await browser.read(SEND)
+    await browser.until(f"{ANSWER} == 'The API key is not valid'")
+
+
+async def type_key(browser: Browser, key: str) -> None:
+    await browser.read(f"document.getElementById('key').value = '{key}'; refresh()")
+
+
+@pytest.mark.parametrize(
+    ("wake", "said"),
+    [pytest.param(False, "no replica", id="nobody wakes it"),
+     pytest.param(True, "no replica; a request wakes it", id="it sleeps")],
+)  # fmt: skip
+async def test_a_service_without_replicas(start_gateway, browser, wake, said):
+    async def woken() -> None: ...
+
+    front = await start_gateway()
+    front.registry.put("empty", {}, wake=woken if wake else None)
+    await browser.open(front.url + "/")
+    await browser.until(f"{STATE} == '0 of 1 services ready'")
+    assert await browser.read("document.querySelector('#services p').textContent") == said
+
+
+EVIL = "<img src=x onerror=alert(1)><script>alert(2)</script>"
+
+
+async def test_names_and_reasons_from_elsewhere_are_text(start_replicas, start_gateway, browser):
+    replicas = await start_replicas(1, model=EVIL)
+    front = await start_gateway(*replicas)
+    service = front.registry.services[EVIL]
+    replica = service.replicas[f"{EVIL}-0"]
+    replica.figures = None
+    await browser.open(front.url + "/")
+    await browser.until(f"{STATE} == '1 of 1 services ready'")
+    assert await browser.read("document.querySelector('h2').textContent") == EVIL
+    assert await browser.read("document.querySelector('#services td').textContent") == f"{EVIL}-0"
+    assert await browser.read("document.querySelectorAll('img, #services script').length") == 0
+    assert await browser.read("document.getElementById('model').value") == EVIL
+    assert browser.complaints == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1000, 360])
+async def test_it_fits_and_can_be_read(start_replicas, start_gateway, browser, width, scheme, tmp_path):
+    replicas = await start_replicas(2, model="a-service-with-a-name-that-is-as-long-as-names-of-pods-are-7d9f8c6b5")
+    front = await start_gateway(*replicas)
+    await browser.look(width, scheme)
+    await browser.open(front.url + "/")
+    await browser.until("document.querySelectorAll('#services tr').length == 3")
+    assert await browser.read("document.documentElement.scrollWidth <= innerWidth")
+    for element in ("h2", "td", "td.ready", "th", "#state", "label", "figcaption"):
+        assert await browser.read(CONTRAST % (element, scheme)) >= 4.5, element
+    assert len(await browser.picture()) > 5000
+
+
+# How well an element's text stands out, as WCAG counts it, before the canvas of the scheme.
+CONTRAST = """(() => {
+  const light = (colour) => {
+    const parts = colour.match(/[\\d.]+/g).slice(0, 3).map((v) => v / 255);
+    const [r, g, b] = parts.map((v) => v <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4);
+    return .2126 * r + .7152 * g + .0722 * b;
+  };
+  const text = light(getComputedStyle(document.querySelector('%s')).color);
+  const ground = light('%s' === 'dark' ? 'rgb(18, 18, 18)' : 'rgb(255, 255, 255)');
+  return (Math.max(text, ground) + .05) / (Math.min(text, ground) + .05);
+})()"""
+
+
+async def endless(request: web.Request) -> web.StreamResponse:
+    """Goes on until nobody listens."""
+    out = web.StreamResponse(headers={"content-type": "text/event-stream"})
+    await out.prepare(request)
+    while True:
+        await out.write(b'data: {"choices": [{"index": 0, "text": "on "}]}\n\n')
+        await asyncio.sleep(0.01)
+
+
+async def test_an_answer_can_be_stopped(start_replicas, start_gateway, browser, until):
+    replica, *_ = replicas = await start_replicas(1)
+    replica.answer = endless
+    front = await start_gateway(*replicas)
+    await browser.open(front.url + "/")
+    await browser.until(f"{STATE} == '1 of 1 services ready'")
+    await browser.read(SEND)
+    await browser.until(f"{ANSWER}.startsWith('on on on')")
+    assert await browser.read("document.getElementById('send').disabled") is True
+    await browser.read("document.getElementById('stop').click()")
+    await browser.until("!document.getElementById('send').disabled")
+    await until(replica.cancelled.is_set)
+    assert (await browser.read(ANSWER)).strip("on ") == ""
+    assert await browser.read("document.getElementById('stop').hidden") is True

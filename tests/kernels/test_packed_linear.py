@@ -1,0 +1,148 @@
+"""Matrix products with packed weights against their float32 reference, on odd sizes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pagetide_kernels import dispatch
+from pagetide_kernels.packed_linear import PackedWeight, linear, look_up, pack
+from pagetide_kernels.reference import linear as reference
+
+pytestmark = pytest.mark.usefixtures("poisoned")
+
+SHAPES = [(70, 33), (129, 1001), (64, 64), (1, 1), (640, 96), (200, 130)]
+TYPES = [torch.float32, torch.float16, torch.bfloat16]
+# One row, less and more than a tile of rows, and more than are widened at a time.
+ROWS = (1, 2, 5, 6, 7, 17, 60)
+
+
+def made(rows: int, columns: int, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor]:
+    """(weights, inputs of 60 rows)"""
+    torch.manual_seed(rows + columns)
+    return torch.randn(rows, columns).to(dtype), torch.randn(60, columns)
+
+
+@pytest.mark.parametrize(("rows", "columns"), SHAPES)
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_weights_of_their_own_type_lose_nothing(rows: int, columns: int, dtype: torch.dtype) -> None:
+    weight, x = made(rows, columns, dtype)
+    bias = torch.randn(rows)
+    packed = pack(weight.clone())
+    exact = reference.linear(x.double(), weight.double(), bias=bias.double())
+    for m in ROWS:
+        got = linear(x[:m], packed, bias)
+        # (As many roundings as columns, of sums as large as the root of their number.)
+        torch.testing.assert_close(got.double(), exact[:m], rtol=0, atol=1e-6 * columns**0.5 * max(4, columns**0.5))
+    assert torch.equal(look_up(torch.arange(rows), packed), weight.float())
+
+
+@pytest.mark.parametrize(("rows", "columns"), SHAPES)
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_eight_bits_are_what_the_reference_says(rows: int, columns: int, dtype: torch.dtype) -> None:
+    weight, x = made(rows, columns, dtype)
+    numbers, scales = reference.quantize(weight)
+    packed = pack(weight.clone(), "int8")
+    torch.testing.assert_close(look_up(torch.arange(rows), packed), numbers.float() * scales[:, None])
+    left = reference.rounded(x) if packed.panels else x
+    exact = reference.linear(left.double(), numbers.double(), scales.double())
+    # Numbers that lie half-way between two may be rounded either way where the scales differ in their last bit.
+    torch.testing.assert_close(linear(x, packed).double(), exact, rtol=1e-3, atol=2e-2)
+    difference = linear(x, packed).double() - x.double() @ weight.double().T
+    assert difference.norm() <= 0.013 * (x.double() @ weight.double().T).norm()
+
+
+@pytest.mark.parametrize("kind", ["own", "int8"])
+def test_a_row_does_not_depend_on_its_batch_mates_nor_on_threads(kind: str) -> None:
+    weight, x = made(129, 1001)
+    packed = pack(weight, kind)
+    if not packed.panels:
+        pytest.skip("torch's own products promise nothing of the kind")
+    together = linear(x, packed)
+    for m in ROWS:
+        assert torch.equal(linear(x[:m], packed), together[:m])
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        assert torch.equal(linear(x, packed), together)
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("kind", ["own", "int8"])
+def test_merged_weights_give_the_same_bits(kind: str) -> None:
+    weight, x = made(200, 130)
+    parts = [linear(x, pack(part.clone(), kind)) for part in weight.split([128, 40, 32])]
+    merged = pack(weight.clone(), kind)
+    if not merged.panels:
+        pytest.skip("torch's own products promise nothing of the kind")
+    assert torch.equal(torch.cat(parts, -1), linear(x, merged))
+
+
+@pytest.mark.parametrize("kind", ["own", "int8"])
+def test_nan_and_infinity_stay_in_their_row(kind: str) -> None:
+    weight, x = made(70, 130)
+    packed = pack(weight, kind)
+    clean = linear(x, packed)
+    x[3, 5], x[9, 100] = float("nan"), float("inf")
+    got = linear(x, packed)
+    assert not got[[3, 9]].isfinite().any()
+    others = [i for i in range(60) if i not in (3, 9)]
+    assert torch.equal(got[others], clean[others])
+
+
+def test_rows_of_zeros(kind: str = "int8") -> None:
+    weight, x = made(70, 130)
+    weight[7] = 0
+    x[4] = 0
+    packed = pack(weight, kind)
+    assert (linear(x, packed)[:, 7] == 0).all()
+    assert (linear(x, packed)[4] == 0).all()
+
+
+def test_inputs_need_not_be_contiguous() -> None:
+    weight, x = made(70, 33)
+    packed = pack(weight)
+    wide = torch.randn(60, 99)
+    wide[:, 33:66] = x
+    assert torch.equal(linear(wide[:, 33:66], packed), linear(x, packed))
+    assert torch.equal(linear(x.t().contiguous().t(), packed), linear(x, packed))
+    assert linear(x.view(3, 4, 5, 33), packed).shape == (3, 4, 5, 70)
+
+
+def test_without_a_compiler_torch_computes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(dispatch.VARIABLE, "torch")
+    weight, x = made(70, 33)
+    packed = {kind: pack(weight.clone(), kind) for kind in ("own", "int8")}
+    assert not any(p.panels for p in packed.values())
+    exact = x @ weight.T
+    torch.testing.assert_close(linear(x, packed["own"]), exact)
+    assert (linear(x, packed["int8"]) - exact).norm() < 0.01 * exact.norm()
+
+
+@pytest.mark.parametrize(
+    ("call", "problem"),
+    [
+        pytest.param(lambda w, p: pack(w[0]), "float matrix on the CPU", id="a vector as weights"),
+        pytest.param(lambda w, p: pack(w.long()), "float matrix on the CPU", id="weights of whole numbers"),
+        pytest.param(lambda w, p: pack(w, "int4"), "one of own, int8", id="a kind that is not there"),
+        pytest.param(lambda w, p: linear(torch.randn(2, 5), p), r"\[\.\.\., 33\]", id="x of another width"),
+        pytest.param(lambda w, p: linear(torch.randn(2, 33).half(), p), "float32", id="x of another type"),
+        pytest.param(lambda w, p: linear(torch.randn(2, 33), p, torch.randn(3)), "bias", id="a short bias"),
+    ],
+)
+def test_what_does_not_fit_is_refused(call: object, problem: str) -> None:
+    weight, _ = made(70, 33)
+    packed: PackedWeight = pack(weight.clone())
+    with pytest.raises(ValueError, match=problem):
+        call(weight, packed)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("kind", ["own", "int8"])
+@pytest.mark.parametrize("wrong", [-1, 70])
+def test_a_row_that_is_not_there_is_refused(kind: str, wrong: int) -> None:
+    packed = pack(made(70, 33)[0], kind)
+    if not packed.panels:
+        pytest.skip("torch counts from the end")
+    with pytest.raises(IndexError, match=r"0\.\.69"):
+        look_up(torch.tensor([3, wrong]), packed)
