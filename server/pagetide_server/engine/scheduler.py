@@ -161,7 +161,7 @@ class Scheduler:
     # ---- steps
 
     def has_work(self) -> bool:
-        """Whether a request is unfinished; then `schedule` returns a step with at least one row, once all is settled."""
+        """Whether a request is unfinished; then `schedule` returns a step with a row, once all before it is settled."""
         return bool(self._queues.requests)
 
     def schedule(self) -> Step:

@@ -202,7 +202,7 @@ def stopping_answers(llm: LLM) -> list[Any]:
         for i, end in enumerate(ends)
     ]
     found = llm.generate(prompts, params)
-    return [(o.token_ids, o.finish_reason, o.stop_reason) for r in found for o in r.outputs]
+    return [(o.token_ids, o.finish_reason, o.text) for r in found for o in r.outputs]
 
 
 def test_answers_end_alike_when_running_ahead(tiny_model, monkeypatch, ahead):
