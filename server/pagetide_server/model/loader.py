@@ -73,7 +73,7 @@ def load(config: EngineConfig, progress: Progress = silent) -> LoadedModel:
         _use_fused_ops(network)
     if packs:
         kind = "int8" if config.quantization == "int8" else "own"
-        taken = pack_network(network, kind, float_activations=dtype == torch.float32)
+        taken = pack_network(network, shape.layers, kind, float_activations=dtype == torch.float32)
         log.info("linear layers: %.2f GiB of %s", taken / GIB, "int8" if kind == "int8" else dtype_name(kept_as))
     elif device.type == "cpu":
         own_weights(network)
