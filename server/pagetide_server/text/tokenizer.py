@@ -15,7 +15,7 @@ from pagetide_spec.config import EngineConfig
 from pagetide_spec.errors import SettingError
 
 from ..checkpoint.files import eos_token_ids, read_json, resolve
-from ..freed_memory import return_freed
+from ..process_memory import return_freed
 from . import convert
 from .settings import NAMED_TOKENS, read_settings, templates
 from .vocabulary import Vocabulary
