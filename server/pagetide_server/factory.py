@@ -65,7 +65,13 @@ def create_core(
         Sampler(loaded.vocab_size, loaded.device, eos_token_ids=eos, seed=config.seed),
         compiler,
         ready,
+        runs_ahead=runs_ahead(loaded),
     )
+
+
+def runs_ahead(loaded: LoadedModel) -> bool:
+    """Whether a step is begun before the tokens of the one before are known: a CPU has nothing to do meanwhile."""
+    return loaded.device.type == "cuda" and loaded.attention_name == "paged-triton"
 
 
 def _placed(
