@@ -24,8 +24,8 @@ import zmq
 from pagetide_spec.config import EngineConfig
 from pagetide_spec.errors import PagetideError, SettingError
 
+from ..before_torch import prepare_environment
 from ..logs import set_up_logging
-from ..threads import set_up_threads
 from ..wire.faults import EngineFailed
 from ..wire.launch import EXIT_ENGINE, EXIT_SETTING, EXIT_START, Launch
 from ..wire.messages import (
@@ -226,7 +226,7 @@ def main() -> int:
     """Read the `Launch`, start the core, serve."""
     launch = msgspec.json.decode(sys.stdin.buffer.read(), type=Launch)
     die_with_parent(launch.parent)
-    set_up_threads()
+    prepare_environment()
     set_up_logging(launch.config["log_level"], launch.config["log_format"], "engine")
     # The heartbeat's socket lives in a context of its own: the main one is ended below, while that thread still beats.
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
