@@ -13,6 +13,7 @@ import torch
 
 from pagetide_server.model.fused import fuse
 from pagetide_server.model.loader import LoadedModel
+from pagetide_server.model.projections import merge_projections
 from pagetide_server.model.residual import join_residuals
 from pagetide_server.model.rotary import defer_rotary
 
@@ -33,6 +34,8 @@ def triton_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.param("qwen3", ["Qwen3MLP", "Qwen3RMSNorm"], id="qwen3: norms of heads too"),
         pytest.param("gemma3", ["Gemma3MLP", "Gemma3RMSNorm"], id="gemma3: 1 + weight, gelu"),
         pytest.param("olmo2", ["Olmo2MLP", "Olmo2RMSNorm"], id="olmo2"),
+        pytest.param("cohere2", ["Cohere2MLP"], id="cohere2: norms of another kind stay"),
+        pytest.param("stablelm", ["StableLmMLP"], id="stablelm: norms of another kind stay"),
         pytest.param("mixtral", ["MixtralRMSNorm"], id="mixtral: experts stay"),
         pytest.param("gpt-neox", [], id="gpt-neox: nothing is known"),
     ],
@@ -62,6 +65,7 @@ def test_greedy_equals_generate(
 ) -> None:
     loaded = copy.deepcopy(loaded_tiny(kind))
     fuse(loaded.network)
+    assert merge_projections(loaded.network) == 3
     assert defer_rotary(loaded.network) == 3
     assert join_residuals(loaded.network) == (0 if kind == "gemma2" else 3)
     chance = random.Random(3)
