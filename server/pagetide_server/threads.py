@@ -8,8 +8,8 @@ from pathlib import Path
 
 from .control_groups import groups
 
-# Looks of a waiting thread before it sleeps; about 50 microseconds. Of 0, 1,000, 3,000 and 20,000 the quickest alone, and
-# beside a neighbour still quicker than none.
+# Looks of a waiting thread before it sleeps: some tens of microseconds. Of 0, 1,000, 3,000 and 20,000 as quick alone as
+# the most, and beside a neighbour still quicker than none.
 SPINS = "3000"
 
 
