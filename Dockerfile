@@ -24,7 +24,7 @@ CMD ["operator"]
 
 # --- server ------------------------------------------------------------------------------------------------------
 FROM nvidia/cuda:12.6.3-base-ubuntu24.04 AS server-build
-RUN apt-get update && apt-get install -y --no-install-recommends python3 python3-venv && rm -rf /var/lib/apt/lists/*
+RUN apt-get update && apt-get install -y --no-install-recommends python3 python3-venv g++ && rm -rf /var/lib/apt/lists/*
 RUN python3 -m venv /opt/pagetide
 ENV PATH=/opt/pagetide/bin:$PATH
 WORKDIR /src
@@ -33,11 +33,13 @@ COPY operator operator
 COPY server server
 COPY kernels kernels
 RUN pip install --no-cache-dir ".[server]"
+# The ops for processors, for each kind of them: the image that runs has no C++ compiler.
+RUN python -m pagetide_kernels.cpu.prebuilt
 
 # Triton compiles a small launcher for each kernel at run time and needs a C compiler and Python's headers for it;
 # they are no build tools left over.
 FROM nvidia/cuda:12.6.3-base-ubuntu24.04 AS server
-RUN apt-get update && apt-get install -y --no-install-recommends python3 python3-dev gcc libc6-dev \
+RUN apt-get update && apt-get install -y --no-install-recommends python3 python3-dev gcc libc6-dev libgomp1 \
     && rm -rf /var/lib/apt/lists/*
 COPY --from=server-build /opt/pagetide /opt/pagetide
 ENV PATH=/opt/pagetide/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 USER=pagetide HOME=/tmp \

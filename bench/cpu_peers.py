@@ -33,8 +33,7 @@ def main() -> int:
     """Run what the command line asks for; the exit code."""
     arguments = _parser().parse_args()
     if arguments.kept:
-        runs = [Run(**each) for path in arguments.kept for each in json.loads(path.read_text("utf-8"))["runs"]]
-        print(table(lines(runs)))
+        print(table(lines(_kept(arguments.kept))))
         return 0
     if arguments.model is None:
         print("cpu_peers: error: MODEL is required; give the folder of a model", file=sys.stderr)
@@ -69,6 +68,16 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
     parser.add_argument("--from", dest="kept", nargs="+", type=Path, metavar="FILE", help="print what --json kept")
     return parser
+
+
+def _kept(paths: Sequence[Path]) -> list[Run]:
+    """The runs of several calls, as if it had been one: the rounds of each count on from those before."""
+    runs: list[Run] = []
+    for path in paths:
+        done = 1 + max((run.round for run in runs), default=-1)
+        found = [Run(**each) for each in json.loads(path.read_text("utf-8"))["runs"]]
+        runs += [dataclasses.replace(run, round=done + run.round) for run in found]
+    return runs
 
 
 def _installed(arguments: argparse.Namespace) -> list[Contender]:

@@ -1,8 +1,8 @@
 """Output tokens a second of a random model of the shape of Qwen3-0.6B: `python bench/gpu_throughput.py [requests]`.
 
 256 requests by default, prompts and answers uniformly 100 to 1024 tokens long, all at once. Public figures for this
-workload on an A800: nano-vllm 10,009 and vLLM 0.10.2 8,588 tokens a second. `--small` takes a model that a CPU can run,
-to try the script itself.
+workload on an A800: nano-vllm 10,009 and vLLM 0.10.2 8,588 tokens a second. Nothing is downloaded. `--small` takes a
+model that a CPU can run, to try the script itself; `--enforce-eager` shows what recorded decode steps are worth.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -52,14 +53,29 @@ def save_model(folder: Path, shape: dict[str, Any]) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(settings), "utf-8")
 
 
-def main() -> None:
-    """Print one JSON object."""
+def where() -> dict[str, str]:
+    """What the figures were taken on."""
+    import torch
+    import triton
+
+    name = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    return {"device": name, "torch": torch.__version__, "triton": triton.__version__}
+
+
+def main() -> int:
+    """Print one JSON object; 1 where there is no GPU."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("requests", type=int, nargs="?", default=256)
     parser.add_argument("--small", action="store_true", help="a tiny model, to try this script")
+    parser.add_argument("--enforce-eager", action="store_true", help="launch decode steps piece by piece")
     arguments = parser.parse_args()
+    import torch
+
     from pagetide_server import LLM, SamplingParams
 
+    if not (torch.cuda.is_available() or arguments.small):
+        print("no GPU is here, so there is nothing to measure; --small tries the script on a CPU", file=sys.stderr)
+        return 1
     chance = random.Random(0)
     shape = SMALL if arguments.small else QWEN3_06B
     lengths = [(chance.randint(100, 1024), chance.randint(100, 1024)) for _ in range(arguments.requests)]
@@ -67,16 +83,18 @@ def main() -> None:
     params = [SamplingParams(temperature=0.6, ignore_eos=True, max_tokens=n) for _, n in lengths]
     with tempfile.TemporaryDirectory() as folder:
         save_model(Path(folder), shape)
-        with LLM(folder, dtype="bfloat16", max_model_len=4096) as llm:
+        with LLM(folder, dtype="bfloat16", max_model_len=4096, enforce_eager=arguments.enforce_eager) as llm:
             # What is compiled or captured at first use does not count.
             llm.generate([[1, 2, 3]], SamplingParams(max_tokens=4, ignore_eos=True), progress=False)
             start = time.perf_counter()
             llm.generate(prompts, params, progress=False)
             seconds = time.perf_counter() - start
     made = sum(n for _, n in lengths)
-    told = {"requests": len(lengths), "output_tokens": made, "seconds": round(seconds, 2)}
-    print(json.dumps(told | {"output_tokens_per_second": round(made / seconds, 1)}))
+    told: dict[str, Any] = {"requests": len(lengths), "output_tokens": made, "seconds": round(seconds, 2)}
+    told |= {"output_tokens_per_second": round(made / seconds, 1), "enforce_eager": arguments.enforce_eager}
+    print(json.dumps(told | where()))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -87,10 +87,11 @@ def small_ops(ms: Timer, bandwidth: float) -> None:
         1.5 * gate_up.nbytes / bandwidth,
     )
     logits = torch.randn(64, 151_936, device="cuda") * 3
-    bits = torch.randint(0, 2**31 - 1, logits.shape, dtype=torch.int32, device="cuda")
+    tables = torch.randint(0, 2**31 - 1, (2, 1 << 22), dtype=torch.int32, device="cuda")
+    starts = torch.randint(0, (1 << 22) - logits.shape[1], (64, 2), device="cuda")
     column = torch.ones(64, device="cuda")
     arguments = (column, (column * 40).int(), column * 0.9, column * 0)
-    ours = ms(lambda: sample(logits, *arguments, bits))
+    ours = ms(lambda: sample(logits, *arguments, *tables, starts))
     show(
         "top-k 40, top-p 0.9 of 64 x 151936; sorting", ours, ms(lambda: logits.sort(-1)), 2 * logits.nbytes / bandwidth
     )

@@ -50,7 +50,7 @@ PAIRS = (
     ),
     Pair(
         "token budget", ("--max-num-batched-tokens=64", "--max-num-batched-tokens=512"),
-        "--requests=18 --concurrency=3 --input-tokens=256 --output-tokens=12",
+        "--requests=9 --concurrency=3 --input-tokens=256 --output-tokens=12",
         ("requests_per_s", "ttft.p50", "inter_token.p50", "inter_token.p99"),
     ),
     Pair(
@@ -65,7 +65,7 @@ PAIRS = (
     ),
     Pair(
         "host memory to swap to", ("--swap-space-gib=0", "--swap-space-gib=1 --preemption-mode=swap"),
-        "--requests=8 --concurrency=4 --input-tokens=256 --output-tokens=64",
+        "--requests=4 --concurrency=4 --input-tokens=256 --output-tokens=64",
         ("output_tokens_per_s", "e2e.p90"), f"{SHORT_MEMORY} --kv-cache-memory-gib=0.04",
     ),
     Pair(

@@ -31,8 +31,9 @@ def copy_blocks(caches: Sequence[torch.Tensor], pairs: Sequence[tuple[int, int]]
 
         move_blocks(caches, caches, pairs)
         return
-    # [2, pairs]: one transfer for all caches.
-    sources, targets = torch.tensor([froms, tos], device=device)
+    # [2, pairs]: one transfer for all caches, which does not hold up the host.
+    both = torch.tensor([froms, tos], pin_memory=device.type == "cuda")
+    sources, targets = both.to(device, non_blocking=True)
     for cache in caches:
         cache.index_copy_(0, targets, cache.index_select(0, sources))
 

@@ -29,11 +29,15 @@ log = logging.getLogger(__name__)
 
 
 def create_core(
-    config: EngineConfig, progress: Callable[[str, float], None], tokenizer: Tokenizer | None = None
+    config: EngineConfig,
+    progress: Callable[[str, float], None],
+    tokenizer: Tokenizer | None = None,
+    expects_structures: bool = True,
 ) -> EngineCore:
     """Load the model and set up the engine around it; `progress(stage, fraction)` is told how far it is.
 
-    `tokenizer` is the model's own, where the caller has loaded it already.
+    `tokenizer` is the model's own, where the caller has loaded it already. `expects_structures`: make ready for
+    structured answers at once, which takes a second beside the first requests; else when the first one is asked for.
 
     Raises:
         SettingError: a setting that this model or machine cannot fulfil.
@@ -50,14 +54,21 @@ def create_core(
     ready = _ready(limits, loaded)
     eos = frozenset(loaded.eos_token_ids)
     compiler = StructureCompiler(tokenizer, eos)
-    compiler.warm_up()
+    if expects_structures:
+        compiler.warm_up()
     return EngineCore(
         Scheduler(limits, _log_block_event if config.log_blocks else None),
         runner,
         Sampler(loaded.vocab_size, loaded.device, eos_token_ids=eos, seed=config.seed),
         compiler,
         ready,
+        runs_ahead=runs_ahead(loaded),
     )
+
+
+def runs_ahead(loaded: LoadedModel) -> bool:
+    """Whether a step is begun before the tokens of the one before are known: a CPU has nothing to do meanwhile."""
+    return loaded.device.type == "cuda" and loaded.attention_name == "paged-triton"
 
 
 def _placed(

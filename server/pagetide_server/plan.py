@@ -37,13 +37,14 @@ class ModelPlan:
 
     `max_model_len` is what the engine serves, `model_window` what was asked for or the model allows.
 
-    `activation_bytes` is an estimate, `runtime_bytes` a usual value; all else is exact, but that quantized weights are
-    counted as if they were not.
+    `activation_bytes` is an estimate, `runtime_bytes` a usual value; all else is exact, but that weights which are
+    quantized in the model's own files are counted as if they were not.
     """
 
     model: str
     architecture: str
     dtype: str
+    quantization: str
     parameters: int
     weight_bytes: int
     layers: int
@@ -125,6 +126,7 @@ def make_plan(config: EngineConfig, device_bytes: int, lengths: list[int] | None
         model=config.model,
         architecture=(getattr(model.hf_config, "architectures", None) or [model.hf_config.model_type])[0],
         dtype=dtype_name(model.dtype),
+        quantization=config.quantization,
         parameters=model.shape.parameters,
         weight_bytes=model.weight_bytes,
         layers=len(model.shape.layers),
@@ -149,10 +151,7 @@ class _Model:
     shape: Any
     window: int
     bytes_per_token: int
-
-    @property
-    def weight_bytes(self) -> int:
-        return int(self.shape.parameters * self.dtype.itemsize)
+    weight_bytes: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,12 +178,13 @@ def _examined(config: EngineConfig) -> _Model:
     import torch
 
     from .model.loader import dtype_of, window
-    from .model.memory import bytes_per_token
+    from .model.memory import bytes_per_token, weight_bytes
     from .model.network import examine
 
     hf_config = _configuration(config)
     dtype, shape = dtype_of(hf_config, config, torch.device("cuda")), examine(hf_config, config)
-    return _Model(hf_config, dtype, shape, window(hf_config, config), bytes_per_token(shape.layers, dtype))
+    sizes = bytes_per_token(shape.layers, dtype), weight_bytes(shape, dtype, config.quantization)
+    return _Model(hf_config, dtype, shape, window(hf_config, config), *sizes)
 
 
 def _room(config: EngineConfig, model: _Model, device_bytes: int) -> _Room:
@@ -226,10 +226,11 @@ def describe(plan: ModelPlan) -> str:
     ]
     shorter = f", all that the cache holds of the model's {plan.model_window:,}"
     shorter = shorter if plan.max_model_len < plan.model_window else ""
+    kept = f"int8 and {plan.dtype}" if plan.quantization == "int8" else plan.dtype
     rows = [
         ("model", f"{plan.model} ({plan.architecture}, {plan.layers} layers)"),
         ("device memory", gib[0]),
-        ("weights", f"{gib[1]} ({plan.parameters:,} parameters, {plan.dtype})"),
+        ("weights", f"{gib[1]} ({plan.parameters:,} parameters, {kept})"),
         ("activations", f"{gib[2]} (estimated; the engine measures them)"),
         ("runtime", f"{gib[3]} (usual)"),
         ("KV cache", f"{plan.cache_bytes / GIB:.2f} GiB, {plan.bytes_per_token:,} bytes a token"),

@@ -72,14 +72,18 @@ def test_a_missing_peer_is_told_and_left_out(tmp_path: Path) -> None:
 
 
 def test_kept_figures_of_several_calls_make_one_table(tmp_path: Path) -> None:
-    for number, (name, seconds) in enumerate([("pagetide", 2.0), ("vllm", 4.0)]):
-        kept = {
-            "contender": name, "weights": "float32", "precision": "16/32-bit", "workload": "W3", "round": 0,
-            "seconds": seconds, "tokens": 128, "first_token_seconds": [0.1], "peak_mib": 900.0, "own_share": 0.9,
-            "others_share": 0.0, "beginnings": [],
-        }  # fmt: skip
-        (tmp_path / f"{number}.json").write_text(json.dumps({"runs": [kept]}))
+    # The machine was half as fast in the second call: the ratio is of runs of one call.
+    for number, slowness in enumerate((1, 2)):
+        runs = [
+            {
+                "contender": name, "weights": "float32", "precision": "16/32-bit", "workload": "W3", "round": 0,
+                "seconds": seconds * slowness, "tokens": 128, "first_token_seconds": [0.1], "peak_mib": 900.0,
+                "own_share": 0.9, "others_share": 0.0, "beginnings": [],
+            }
+            for name, seconds in (("pagetide", 2.0), ("vllm", 4.0))
+        ]  # fmt: skip
+        (tmp_path / f"{number}.json").write_text(json.dumps({"runs": runs}))
     done = run("--from", str(tmp_path / "0.json"), str(tmp_path / "1.json"))
     assert done.returncode == 0, done.stderr
-    assert "| W3 | vllm | float32 | 1 | 32.0 (32.0-32.0) |" in done.stdout
+    assert "| W3 | vllm | float32 | 2 | 24.0 (16.0-32.0) |" in done.stdout
     assert "2.00 (2.00-2.00)" in done.stdout

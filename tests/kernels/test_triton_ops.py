@@ -156,9 +156,12 @@ def test_draws_what_sorting_would(
     logits[0, :4] = torch.tensor([0.0, -0.0, 0.0, -0.0])[:vocabulary]
     arguments = columns(rows, device)
     for _ in range(2):
-        bits = torch.randint(0, 2**31, logits.shape, device=device).int()
+        tables = torch.randint(0, 2**31, (2, vocabulary + 50), device=device).int()
+        starts = torch.randint(0, 50, (len(rows), 2), device=device)
+        pieces = [[t[s : s + vocabulary] for t, s in zip(tables, of_row, strict=True)] for of_row in starts.tolist()]
+        bits = torch.stack([first ^ second for first, second in pieces])
         expected = sample_reference(*(t.cpu() for t in (logits, *arguments.values(), bits)))
-        assert torch.equal(sampling.sample(logits, *arguments.values(), bits).cpu(), expected)
+        assert torch.equal(sampling.sample(logits, *arguments.values(), *tables, starts).cpu(), expected)
 
 
 KEYS = torch.zeros(2, 3, 8)
@@ -166,6 +169,7 @@ CACHE = torch.zeros(1, 8, 3, 8)
 ANGLES = torch.zeros(2, 4)
 SLOTS = torch.arange(2)
 ROW = columns([(1.0, 0, 1.0, 0.0)], torch.device("cpu"))
+RANDOM = (torch.zeros(4).int(), torch.zeros(4).int(), torch.zeros(1, 2).long())
 
 
 @pytest.mark.parametrize(
@@ -195,12 +199,13 @@ ROW = columns([(1.0, 0, 1.0, 0.0)], torch.device("cpu"))
         pytest.param(move_blocks, ([CACHE], [CACHE.half()], [(0, 0)]), "blocks differ", id="move: sizes"),
         pytest.param(move_blocks, ([CACHE], [CACHE.clone()], [(0, 1)]), "target blocks", id="move: outside"),
         pytest.param(
-            sampling.sample, (torch.zeros(1, 4).half(), *ROW.values(), torch.zeros(1, 4).int()), "float32", id="logits"
+            sampling.sample, (torch.zeros(1, 4).half(), *ROW.values(), *RANDOM), "float32", id="logits"
         ),
         pytest.param(
-            sampling.sample, (torch.zeros(2, 4), *ROW.values(), torch.zeros(2, 4).int()), "temperature", id="columns"
+            sampling.sample, (torch.zeros(2, 4), *ROW.values(), *RANDOM), "temperature", id="columns"
         ),
-        pytest.param(sampling.sample, (torch.zeros(1, 4), *ROW.values(), torch.zeros(1, 5).int()), "bits", id="bits"),
+        pytest.param(sampling.sample, (torch.zeros(1, 5), *ROW.values(), *RANDOM), "tables", id="tables too short"),
+        pytest.param(sampling.sample, (torch.zeros(1, 4), *ROW.values(), *RANDOM[:2], SLOTS), "starts", id="starts"),
     ],
 )  # fmt: skip
 def test_refuses_what_does_not_fit(op: Any, arguments: tuple[Any, ...], problem: str) -> None:

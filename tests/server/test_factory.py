@@ -102,3 +102,20 @@ def test_the_library_reads_its_tokenizer_once(tiny_model, monkeypatch):
     monkeypatch.setattr(Tokenizer, "from_folder", counted)
     LLM(str(tiny_model("llama")), kv_cache_memory_gib=0.01).close()
     assert len(read) == 1
+
+
+@pytest.mark.parametrize(
+    ("expected", "times"),
+    [
+        pytest.param(True, 1, id="a server: ready for the first structured request"),
+        pytest.param(False, 0, id="a library: most programs ask for none, and nothing computes beside their prompts"),
+    ],
+)
+def test_the_vocabulary_of_structures_is_made_at_start_only_where_it_is_expected(
+    expected, times, tiny_model, monkeypatch
+):
+    made = []
+    monkeypatch.setattr(factory.StructureCompiler, "warm_up", lambda self: made.append(self))
+    config = EngineConfig(model=str(tiny_model("llama")))
+    create_core(config, lambda stage, fraction: None, expects_structures=expected).close()
+    assert len(made) == times

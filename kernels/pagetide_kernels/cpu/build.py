@@ -3,7 +3,8 @@
 What is built lies under $PAGETIDE_CACHE/kernels (default ~/.cache/pagetide), named by sources, flags, compiler and
 torch's version. A lock lets one process compile while others wait; the library appears by one rename when it is whole.
 
-The library is plain C behind ctypes: no header of torch is read, so that it builds in seconds and fits every version.
+An image has them built ahead (`prebuilt.py`). The library is plain C behind ctypes: no header of torch is read, so that
+it builds in seconds and fits every version.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from pathlib import Path
 import torch
 
 FOLDER = Path(__file__).parent
+# Where an image keeps what `prebuilt.py` made.
+PREBUILT = FOLDER / "prebuilt_libraries"
 # No -ffast-math: NaN and infinity must stay what they are, and it would change how the whole process rounds.
 FLAGS = ("-std=c++17", "-O3", "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-fPIC", "-shared", "-Wno-psabi")
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
@@ -34,6 +37,7 @@ _AVX512 = ("-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl", "-mprefer-vect
 INSTRUCTION_SETS = {"AVX2": _AVX2, "AVX512": (*_AVX2, *_AVX512)}
 # Sums of products of 8 bits, for processors that say that they have them: (as /proc/cpuinfo writes it, flag).
 DOT_PRODUCTS = {"AVX2": ("avx_vnni", "-mavxvnni"), "AVX512": ("avx512_vnni", "-mavx512vnni")}
+X86 = ("x86_64", "amd64")
 COMPILERS = ("c++", "g++", "clang++")
 # It takes ten seconds on an idle core.
 COMPILE_TIMEOUT_S = 120.0
@@ -56,29 +60,41 @@ def library() -> ctypes.CDLL:
 
 
 def load() -> ctypes.CDLL:
-    """The library of this machine, compiled first where it is not kept yet.
+    """The library of this machine: built ahead, kept from before, or compiled now.
 
     Raises:
         BuildError: no compiler, or it failed, or the folder cannot be written.
     """
-    compiler = find_compiler()
     flags = (*FLAGS, *instruction_flags())
-    folder = cache_folder()
-    path = folder / f"ops-{_key(compiler, flags)}.so"
-    try:
-        if not path.exists():
-            folder.mkdir(parents=True, exist_ok=True)
-            with _locked(path.with_suffix(".lock")):
-                if not path.exists():
-                    _compile(compiler, flags, path)
-    except OSError as error:
-        problem = f"they cannot be kept in {folder} ({_line(error)}); set PAGETIDE_CACHE to a folder with room"
-        raise BuildError(problem) from error
+    ahead = prebuilt_path(flags)
+    path = ahead if ahead.exists() else _built(flags)
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:  # kept in a folder that systems with other libraries share, or mounted noexec
         problem = f"{path} cannot be loaded ({_line(error)}); set PAGETIDE_CACHE to a folder of this system's own"
         raise BuildError(problem) from error
+
+
+def prebuilt_path(flags: tuple[str, ...]) -> Path:
+    """Where a library that was built ahead from these sources lies, if it was."""
+    return PREBUILT / f"ops-{key([], flags)}.so"
+
+
+def _built(flags: tuple[str, ...]) -> Path:
+    """The library that was compiled on this machine, now if it was not before."""
+    compiler = find_compiler()
+    folder = cache_folder()
+    path = folder / f"ops-{key(compiler, flags)}.so"
+    try:
+        if not path.exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            with _locked(path.with_suffix(".lock")):
+                if not path.exists():
+                    compile_library(compiler, flags, path)
+    except OSError as error:
+        problem = f"they cannot be kept in {folder} ({_line(error)}); set PAGETIDE_CACHE to a folder with room"
+        raise BuildError(problem) from error
+    return path
 
 
 def _line(error: OSError) -> str:
@@ -117,7 +133,7 @@ def find_compiler() -> list[str]:
 
 def instruction_flags() -> tuple[str, ...]:
     """What lets the compiler use this processor's vectors; others than x86 have theirs by default."""
-    if platform.machine().lower() not in ("x86_64", "amd64"):
+    if platform.machine().lower() not in X86:
         return ()
     capability = torch.backends.cpu.get_cpu_capability()
     flags = INSTRUCTION_SETS.get(capability, ())
@@ -142,13 +158,19 @@ def sources() -> list[Path]:
     return sorted(FOLDER.glob("*.cpp"))
 
 
-def _key(compiler: list[str], flags: tuple[str, ...]) -> str:
+def key(compiler: list[str], flags: tuple[str, ...]) -> str:
+    """What tells a library from others: all that goes into it."""
     parts = (*compiler, *flags, platform.machine(), torch.__version__)
     texts = [path.read_bytes() for path in (*sources(), *sorted(FOLDER.glob("*.h")))]
     return hashlib.sha256(b"\0".join(["\0".join(parts).encode(), *texts])).hexdigest()[:24]
 
 
-def _compile(compiler: list[str], flags: tuple[str, ...], path: Path) -> None:
+def compile_library(compiler: list[str], flags: tuple[str, ...], path: Path) -> None:
+    """Compile to `path`, where it appears when it is whole.
+
+    Raises:
+        BuildError: the compiler failed, or took too long.
+    """
     with tempfile.TemporaryDirectory(dir=path.parent, prefix="unfinished-") as folder:
         made = Path(folder) / path.name
         command = [*compiler, *flags, *map(str, sources()), "-o", str(made)]

@@ -73,6 +73,7 @@ def _attention(dtype: str, dim: int, group: int, tokens: int, split: bool, windo
 def forms() -> Iterator[Form]:
     """All that is compiled."""
     yield _attention("fp16", 128, 4, 1, split=True, windowed=False, capped=False)
+    yield _attention("bf16", 128, 2, 1, split=True, windowed=False, capped=False)
     yield _attention("bf16", 128, 4, 1000, split=False, windowed=False, capped=False)
     yield _attention("bf16", 256, 4, 1000, split=False, windowed=True, capped=True)
     yield _attention("bf16", 80, 1, 1000, split=False, windowed=False, capped=False)
@@ -84,6 +85,8 @@ def forms() -> Iterator[Form]:
     norm |= dict.fromkeys(("hidden_stride", "residual_stride"), "i32")
     constants = {"SIZE": 4096, "PADDED": 4096, "ADDS": True, "PLUS_ONE": True}
     yield Form("rms_norm", rms_norm._rms_norm_kernel, norm, constants, 8)
+    constants = {"SIZE": 128, "PADDED": 128, "ADDS": False, "PLUS_ONE": False}
+    yield Form("norm of heads", rms_norm._rms_norm_kernel, norm, constants, 1)
     for activation in gated.ACTIVATIONS:
         types = {"gate_up": "*bf16", "out": "*bf16", "stride": "i32"}
         constants = {"SIZE": 14336, "ACTIVATION": activation, "BLOCK": gated.BLOCK}
@@ -92,8 +95,9 @@ def forms() -> Iterator[Form]:
     types = {"addresses": "*i64", "table": "*i64", "count": "i32"}
     constants = {"WORDS": 4096, "CHUNK": move_blocks.CHUNK}
     yield Form("move_blocks", move_blocks._move_blocks_kernel, types, constants)
-    types = dict.fromkeys(("logits", "temperatures", "top_ps", "min_ps"), "*fp32") | {"top_ks": "*i32", "bits": "*i32"}
-    types |= {"out": "*i64", "logits_stride": "i32", "bits_stride": "i32", "vocabulary": "i32"}
+    types = dict.fromkeys(("logits", "temperatures", "top_ps", "min_ps"), "*fp32")
+    types |= dict.fromkeys(("top_ks", "first", "second"), "*i32")
+    types |= {"starts": "*i64", "out": "*i64", "logits_stride": "i32", "vocabulary": "i32"}
     yield Form("sample", sample._sample_kernel, types, {"BLOCK": sample.BLOCK}, 16)
 
 

@@ -23,7 +23,9 @@ def sample(
     top_k: torch.Tensor,
     top_p: torch.Tensor,
     min_p: torch.Tensor,
-    bits: torch.Tensor,
+    first: torch.Tensor,
+    second: torch.Tensor,
+    starts: torch.Tensor,
 ) -> torch.Tensor:
     """One token for each row.
 
@@ -35,7 +37,9 @@ def sample(
         temperature: float32 [rows], above 0.
         top_k: int32 [rows]; 0, or as many as the vocabulary holds, is all.
         top_p, min_p: float32 [rows]; 1 and 0 are all.
-        bits: int32 [rows, vocabulary], rows contiguous: `BITS` random bits for each token.
+        first, second: int32 [n], tables of random numbers of `BITS` bits.
+        starts: int64 [rows, 2], contiguous; token t of row r gets `first[starts[r, 0] + t] ^ second[starts[r, 1] + t]`,
+            which must lie within the tables (that is not looked at, for the host would have to wait).
 
     Returns:
         int64 [rows]
@@ -43,7 +47,7 @@ def sample(
     Raises:
         ValueError: shapes, dtypes or strides do not fit together.
     """
-    _check(logits, temperature, top_k, top_p, min_p, bits)
+    _check(logits, temperature, top_k, top_p, min_p, (first, second), starts)
     rows, vocabulary = logits.shape
     out = torch.empty(rows, dtype=torch.int64, device=logits.device)
     if rows:
@@ -54,10 +58,11 @@ def sample(
             top_k,
             top_p,
             min_p,
-            bits,
+            first,
+            second,
+            starts,
             out,
             logits.stride(0),
-            bits.stride(0),
             vocabulary,
             BLOCK=block,
             num_warps=max(1, min(16, block // 128)),
@@ -71,7 +76,8 @@ def _check(
     top_k: torch.Tensor,
     top_p: torch.Tensor,
     min_p: torch.Tensor,
-    bits: torch.Tensor,
+    tables: tuple[torch.Tensor, torch.Tensor],
+    starts: torch.Tensor,
 ) -> None:
     if logits.dim() != 2 or logits.dtype != torch.float32 or not logits.shape[1]:
         raise ValueError(f"logits must be float32 [rows, vocabulary], not {logits.dtype} {tuple(logits.shape)}")
@@ -84,11 +90,16 @@ def _check(
     ):
         if column.dtype != dtype or column.shape != (rows,) or not column.is_contiguous():
             raise ValueError(f"{name} must be contiguous {dtype} [{rows}], not {column.dtype} {tuple(column.shape)}")
-    if bits.dtype != torch.int32 or bits.shape != logits.shape:
-        raise ValueError(f"bits must be int32 {tuple(logits.shape)}, not {bits.dtype} {tuple(bits.shape)}")
-    if logits.stride(1) != 1 or bits.stride(1) != 1:
-        raise ValueError(f"rows must be contiguous; strides are {logits.stride()} and {bits.stride()}")
-    if len({t.device for t in (logits, temperature, top_k, top_p, min_p, bits)}) > 1:
+    for table in tables:
+        if table.dtype != torch.int32 or table.dim() != 1 or not table.is_contiguous() or len(table) < logits.shape[1]:
+            raise ValueError(
+                f"tables must be int32 [{logits.shape[1]} or more], not {table.dtype} {tuple(table.shape)}"
+            )
+    if starts.dtype != torch.int64 or starts.shape != (rows, 2) or not starts.is_contiguous():
+        raise ValueError(f"starts must be contiguous int64 [{rows}, 2], not {starts.dtype} {tuple(starts.shape)}")
+    if logits.stride(1) != 1:
+        raise ValueError(f"rows must be contiguous; strides are {logits.stride()}")
+    if len({t.device for t in (logits, temperature, top_k, top_p, min_p, *tables, starts)}) > 1:
         raise ValueError("all arguments must lie on one device")
 
 
@@ -143,16 +154,18 @@ def _sample_kernel(  # noqa: PLR0915 (a kernel is one piece)
     top_ks,
     top_ps,
     min_ps,
-    bits,
+    first,
+    second,
+    starts,
     out,
     logits_stride,
-    bits_stride,
     vocabulary,
     BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     logits += row * logits_stride
-    bits += row * bits_stride
+    first += tl.load(starts + 2 * row)
+    second += tl.load(starts + 2 * row + 1)
     temperature = tl.load(temperatures + row)
     least = tl.load(min_ps + row)
     top_p = tl.load(top_ps + row)
@@ -203,7 +216,8 @@ def _sample_kernel(  # noqa: PLR0915 (a kernel is one piece)
         seen += tl.sum(tied, 0)
         kept = mask & ((order > cut) | ((tied > 0) & (rank < kept_ties)))
         w = tl.where(kept, _weights(x, largest, temperature, least), 0.0)
-        u = (tl.load(bits + places, mask=mask, other=0).to(tl.float32) + 0.5) * (1.0 / 2147483648.0)
+        bits = tl.load(first + places, mask=mask, other=0) ^ tl.load(second + places, mask=mask, other=0)
+        u = (bits.to(tl.float32) + 0.5) * (1.0 / 2147483648.0)
         u = tl.minimum(u, 1.0 - 5.9604644775390625e-08)
         # -log1p(-u), exact for small u, which decide (Kahan).
         rest = 1.0 - u

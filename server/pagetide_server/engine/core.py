@@ -6,28 +6,28 @@ import logging
 import time
 from typing import Any
 
-from pagetide_spec.errors import PagetideError
-
 from ..wire.messages import (
     AbortRequest,
     AddRequest,
     EngineStats,
-    ErrorKind,
     Ready,
     SequenceOutput,
     StepOutput,
     TokenLogprobs,
 )
 from . import isolation
-from .faults import Busy, DeviceLost, RequestFault
+from .faults import DeviceLost, RequestFault
+from .flight import Flight
 from .grammar_queue import GrammarQueue
-from .open_request import OpenRequest
-from .roles import Compiler, Runner, Sampler
+from .open_request import OpenRequest, error_output, text_of
+from .roles import Compiler, Launched, Runner, Sampler
+from .sampling.sampled import Sampled
 from .scheduler import RequestRefused, Scheduler, Settled
 from .sequence import Sequence, Status, Step
 
 log = logging.getLogger(__name__)
 
+FAILED_STEP = "a step failed; its %d sequences end with an error"
 # A sequence, and what went wrong with it.
 Problem = tuple[Sequence, object]
 
@@ -43,24 +43,31 @@ class EngineCore:
     """
 
     def __init__(
-        self, scheduler: Scheduler, runner: Runner, sampler: Sampler, compiler: Compiler, ready: Ready
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        sampler: Sampler,
+        compiler: Compiler,
+        ready: Ready,
+        runs_ahead: bool = False,
     ) -> None:
+        """`runs_ahead`: begin a step before the tokens of the one before are known, where a device works on its own."""
         self._scheduler, self._runner, self._sampler = scheduler, runner, sampler
+        self._runs_ahead = runs_ahead
+        # The step whose tokens are not known yet.
+        self._flight: Flight | None = None
         self.ready = ready
         self._open: dict[str, OpenRequest] = {}
-        # Some of `_open`.
-        self._compiling = GrammarQueue(compiler)
-
-    # ---- requests in
+        self._compiling = GrammarQueue(compiler)  # some of `_open`
 
     def add(self, request: AddRequest) -> list[SequenceOutput]:
         """Take a request in; the refusal as an error output, or nothing."""
         if request.request_id in self._open:
-            return [_error(request.request_id, 0, f"request id {request.request_id!r} is in use", "invalid")]
+            return [error_output(request.request_id, 0, f"request id {request.request_id!r} is in use", "invalid")]
         try:
             self._scheduler.check(request, waiting_elsewhere=len(self._compiling))
         except RequestRefused as error:
-            return [_error(request.request_id, 0, str(error), error.kind)]
+            return [error_output(request.request_id, 0, str(error), error.kind)]
         entry = self._open[request.request_id] = OpenRequest(request, self._scheduler.reserve())
         if request.params.structure is None:
             self._scheduler.admit(request, entry.place)
@@ -82,27 +89,26 @@ class EngineCore:
 
     def has_work(self) -> bool:
         """Whether a step would do something now."""
-        return self._scheduler.has_work() or self._compiling.has_compiled()
+        return self._flight is not None or self._scheduler.has_work() or self._compiling.has_compiled()
 
     def is_waiting(self) -> bool:
         """Whether a request waits for its grammar to be compiled."""
         return len(self._compiling) > 0
 
-    # ---- one step
-
     def step(self) -> StepOutput:
-        """Advance every scheduled sequence; what came of it.
+        """Advance every scheduled sequence; what came of it, or where this engine runs ahead, of the step before.
 
         Raises:
             DeviceLost: the device computes nothing any more.
         """
         started = time.monotonic()
         outputs = self._admit_compiled()
+        if self._flight is not None and not self._scheduler.can_run_ahead():
+            outputs += self._land()
         step = self._scheduler.schedule()
         for leader in step.started:
             self._open[leader.request_id].scheduled = started
-        if step.rows:
-            outputs += self._compute(step)
+        outputs += self._compute(step) if step.rows else self._land()
         now = time.monotonic()
         return StepOutput(
             outputs=outputs,
@@ -129,20 +135,12 @@ class EngineCore:
 
     def _admit_compiled(self) -> list[SequenceOutput]:
         """Hand the requests whose grammar is ready to the scheduler."""
-        outputs = []
+        outputs: list[SequenceOutput] = []
         for entry in self._compiling.take_compiled():
             request_id = entry.request.request_id
-            assert entry.compilation is not None
-            try:
-                entry.grammar = entry.compilation.result()
-            except Exception as error:
+            if refused := entry.take_grammar():
                 del self._open[request_id]
-                if isinstance(error, PagetideError):
-                    kind: ErrorKind = "queue_full" if isinstance(error, Busy) else "invalid"
-                    outputs.append(_error(request_id, 0, _text(error), kind))
-                else:
-                    log.exception("the structure of request %s could not be compiled", request_id)
-                    outputs += [_error(request_id, i, _text(error), "engine") for i in entry.withdraw(None)]
+                outputs += refused
                 continue
             self._scheduler.admit(entry.request, entry.place)
             for index in entry.withdrawn:
@@ -150,18 +148,47 @@ class EngineCore:
         return outputs
 
     def _compute(self, step: Step) -> list[SequenceOutput]:
-        """Forward, sample and settle."""
+        """Forward and sample. Settles the step before, if it is under way, and this one, if it will not be."""
         sequences = step.sampling()
         try:
-            logits = self._runner.execute(step)
+            logits = self._runner.execute(step, self._flight.carried()) if self._flight else self._runner.execute(step)
+            tokens = self._launch(sequences, logits)
+        except DeviceLost:
+            raise
+        except Exception as error:  # whatever a model raises must not take the other requests along
+            log.exception(FAILED_STEP, len(step.rows))
+            return self._land() + self._fail_all([(s, error) for s in step.touched()])
+        outputs = self._land()
+        if tokens is not None:
+            self._scheduler.advance(step)
+            self._flight = Flight(step, sequences, tokens)
+            return outputs
+        return outputs + self._complete(step, sequences, logits)
+
+    def _launch(self, sequences: list[Sequence], logits: Any) -> Launched | None:
+        if not self._runs_ahead or not sequences or logits.prompt:
+            return None
+        return isolation.launch(self._sampler, logits.sampling, sequences)
+
+    def _complete(self, step: Step, sequences: list[Sequence], logits: Any) -> list[SequenceOutput]:
+        """Sample and settle a step whose logits are there."""
+        try:
             problems = self._begin_structures(sequences) + self._score_prompts(step, logits.prompt)
             chosen = isolation.sample(self._runner, self._sampler, step, logits.sampling)
         except DeviceLost:
             raise
-        except Exception as error:  # whatever a model raises must not take the other requests along
-            log.exception("a step failed; its %d sequences end with an error", len(step.rows))
+        except Exception as error:
+            log.exception(FAILED_STEP, len(step.rows))
             return self._fail_all([(s, error) for s in step.touched()])
-        outputs = self._fail_all(problems + [(sequences[row], error) for row, error in chosen.errors.items()])
+        return self._fail_all(problems) + self._settle(step, sequences, chosen)
+
+    def _land(self) -> list[SequenceOutput]:
+        """Wait for the step under way, if there is one, and settle it."""
+        flight, self._flight = self._flight, None
+        return [] if flight is None else self._settle(flight.step, flight.sequences, flight.wait())
+
+    def _settle(self, step: Step, sequences: list[Sequence], chosen: Sampled) -> list[SequenceOutput]:
+        outputs = self._fail_all([(sequences[row], error) for row, error in chosen.errors.items()])
         logprobs = {id(s): found for s, found in zip(sequences, chosen.logprobs, strict=True) if found is not None}
         for settled in self._scheduler.settle(step, chosen.token_ids):
             # Another answer of its request may have shown that the request is at fault, and ended both.
@@ -171,7 +198,8 @@ class EngineCore:
 
     def _begin_structures(self, sequences: list[Sequence]) -> list[Problem]:
         """Give matchers to the sequences whose answer begins."""
-        begun = ((s, isolation.begin(s, self._open[s.request_id].grammar)) for s in sequences)
+        unfinished = (s for s in sequences if s.status is not Status.FINISHED)
+        begun = ((s, isolation.begin(s, self._open[s.request_id].grammar)) for s in unfinished)
         return [(s, problem) for s, problem in begun if problem is not None]
 
     def _score_prompts(self, step: Step, prompt_logits: dict[int, Any]) -> list[Problem]:
@@ -190,19 +218,7 @@ class EngineCore:
 
     def _output(self, settled: Settled, logprobs: TokenLogprobs | None) -> list[SequenceOutput]:
         sequence = settled.sequence
-        output = SequenceOutput(
-            request_id=sequence.request_id,
-            index=sequence.index,
-            token_ids=[] if settled.token_id is None else [settled.token_id],
-            logprobs=[] if logprobs is None else [logprobs],
-            finish_reason=settled.finish_reason,
-            stop_token_id=settled.stop_token_id,
-        )
-        if sequence.generated <= 1:
-            entry = self._open[sequence.request_id]
-            output.scheduled = entry.scheduled
-            output.cached_tokens = sequence.cached_tokens
-            output.prompt_logprobs = entry.take_scores()
+        output = self._open[sequence.request_id].output(settled, logprobs)
         if settled.finish_reason is not None:
             self._close(sequence)
             return [output]
@@ -211,19 +227,18 @@ class EngineCore:
 
     def _fail(self, sequence: Sequence, error: object) -> list[SequenceOutput]:
         """End a sequence, and those that wait for its prompt, with an error; all of a request at fault."""
+        if sequence.status is Status.FINISHED:
+            return []
         if isinstance(error, RequestFault):
-            return self._refuse(sequence, error)
-        ended = self._scheduler.fail(sequence)
+            # It is refused. As on arrival, one output stands for all its answers.
+            ended = self._scheduler.abort(sequence.request_id)
+            outputs = [error_output(sequence.request_id, sequence.index, str(error), "invalid")]
+        else:
+            ended = self._scheduler.fail(sequence)
+            outputs = [error_output(s.request_id, s.index, text_of(error), "engine") for s in ended]
         for each in ended:
             self._close(each)
-        return [_error(each.request_id, each.index, _text(error), "engine") for each in ended]
-
-    def _refuse(self, sequence: Sequence, fault: RequestFault) -> list[SequenceOutput]:
-        """Refuse a request that has begun. As on arrival, one output stands for all its answers."""
-        ended = self._scheduler.abort(sequence.request_id)
-        for each in ended:
-            self._close(each)
-        return [_error(sequence.request_id, sequence.index, str(fault), "invalid")] if ended else []
+        return outputs
 
     def _fail_all(self, problems: list[Problem]) -> list[SequenceOutput]:
         return [output for sequence, error in problems for output in self._fail(sequence, error)]
@@ -233,11 +248,3 @@ class EngineCore:
         entry.left -= 1
         if entry.left <= 0:
             del self._open[sequence.request_id]
-
-
-def _text(error: object) -> str:
-    return str(error) or type(error).__name__
-
-
-def _error(request_id: str, index: int, text: str, kind: ErrorKind) -> SequenceOutput:
-    return SequenceOutput(request_id=request_id, index=index, finish_reason="error", error=text, error_kind=kind)

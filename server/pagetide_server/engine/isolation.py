@@ -5,11 +5,20 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from .roles import Grammar, Runner, Sampler
+from .roles import Grammar, Launched, Runner, Sampler
 from .sampling.sampled import NO_TOKEN, Sampled
-from .sequence import Sequence, Step
+from .sequence import Sequence, Status, Step
 
 log = logging.getLogger(__name__)
+
+
+def launch(sampler: Sampler, logits: Any, sequences: list[Sequence]) -> Launched | None:
+    """Begin to sample, without waiting; None where that cannot be, or raises: then `sample` finds who is to blame."""
+    try:
+        return sampler.launch(logits, sequences)
+    except Exception:
+        log.exception("sampling %d sequences could not be begun", len(sequences))
+        return None
 
 
 def sample(runner: Runner, sampler: Sampler, step: Step, logits: Any) -> Sampled:
@@ -22,11 +31,13 @@ def sample(runner: Runner, sampler: Sampler, step: Step, logits: Any) -> Sampled
     else:
         return sampled
     # The sampler may have changed the logits. Computing them again writes the same keys and values as before; blocks
-    # must not be moved twice.
-    logits = runner.execute(Step(rows=step.rows)).sampling
+    # must not be moved twice. Who has ended meanwhile has none.
     choices = Sampled([NO_TOKEN] * len(sequences), [None] * len(sequences), {})
-    for row, sequence in enumerate(sequences):
-        _sample_one(sampler, logits[row : row + 1], sequence, row, choices)
+    again = Step(rows=[row for row in step.rows if row.sequence.status is not Status.FINISHED])
+    if again.rows:
+        logits, places = runner.execute(again).sampling, {s: row for row, s in enumerate(sequences)}
+        for row, sequence in enumerate(again.sampling()):
+            _sample_one(sampler, logits[row : row + 1], sequence, places[sequence], choices)
     return choices
 
 

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from ..wire.messages import AddRequest, TokenLogprobs
+import logging
+
+from pagetide_spec.errors import PagetideError
+
+from ..wire.messages import AddRequest, ErrorKind, SequenceOutput, TokenLogprobs
+from .faults import Busy
 from .limits import answers
 from .roles import Compilation, Grammar
+from .scheduler import Settled
 from .sequence import Row
+
+log = logging.getLogger(__name__)
 
 
 class OpenRequest:
@@ -38,6 +46,20 @@ class OpenRequest:
         self.left -= len(ended)
         return ended
 
+    def take_grammar(self) -> list[SequenceOutput]:
+        """Keep the grammar, whose compilation is done; where there is none, what ends the request."""
+        assert self.compilation is not None
+        request_id = self.request.request_id
+        try:
+            self.grammar = self.compilation.result()
+        except PagetideError as error:
+            kind: ErrorKind = "queue_full" if isinstance(error, Busy) else "invalid"
+            return [error_output(request_id, 0, text_of(error), kind)]
+        except Exception as error:
+            log.exception("the structure of request %s could not be compiled", request_id)
+            return [error_output(request_id, i, text_of(error), "engine") for i in self.withdraw(None)]
+        return []
+
     # ---- the prompt's own log probabilities
 
     def unscored(self, row: Row) -> tuple[int, list[int]]:
@@ -60,3 +82,32 @@ class OpenRequest:
         """All of them, once: for the request's first output."""
         scored, self._scored = self._scored, None
         return scored
+
+    # ---- outputs
+
+    def output(self, settled: Settled, logprobs: TokenLogprobs | None) -> SequenceOutput:
+        """What a step brought for one of the answers; with the first token goes what is known of the prompt."""
+        sequence = settled.sequence
+        output = SequenceOutput(
+            request_id=sequence.request_id,
+            index=sequence.index,
+            token_ids=[] if settled.token_id is None else [settled.token_id],
+            logprobs=[] if logprobs is None else [logprobs],
+            finish_reason=settled.finish_reason,
+            stop_token_id=settled.stop_token_id,
+        )
+        if sequence.generated <= 1:
+            output.scheduled = self.scheduled
+            output.cached_tokens = sequence.cached_tokens
+            output.prompt_logprobs = self.take_scores()
+        return output
+
+
+def text_of(error: object) -> str:
+    """What to say of an error."""
+    return str(error) or type(error).__name__
+
+
+def error_output(request_id: str, index: int, text: str, kind: ErrorKind) -> SequenceOutput:
+    """The last output of an answer that ends with an error."""
+    return SequenceOutput(request_id=request_id, index=index, finish_reason="error", error=text, error_kind=kind)

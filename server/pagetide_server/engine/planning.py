@@ -76,6 +76,8 @@ class StepPlan:
             start, blocks = sequence.computed, sequence.blocks
             if len(sequence.tokens) - start != 1:
                 self._continue_prompt(sequence, at)
+            elif sequence.ends_with_unknown:
+                pass
             elif self.decode_budget and (
                 (start // size < len(blocks) and refs[blocks[start // size]] == 1)
                 or self._make_room(sequence, start + 1, at)

@@ -6,22 +6,38 @@ from typing import Any, Protocol
 
 from ..wire.messages import Structure, TokenLogprobs
 from .sampling.sampled import Sampled
-from .sequence import Sequence, Step
+from .sequence import Carried, Sequence, Step
 
 
 class Runner(Protocol):
     """The model (model/runner.py)."""
 
-    def execute(self, step: Step) -> Any:
+    def execute(self, step: Step, carried: Carried | None = None) -> Any:
         """Logits of the step: `sampling` [sequences, vocabulary], `prompt` {row: [tokens, vocabulary]}.
+
+        `carried` has the tokens that are not known to the step's sequences. May return before the device is done.
 
         Raises:
             DeviceLost: nothing will ever be computed again. Any other error concerns this step only.
         """
 
 
+class Launched(Protocol):
+    """Tokens being chosen (sampling/launched.py)."""
+
+    @property
+    def token_ids(self) -> Any:
+        """[sequences], a tensor on the device."""
+
+    def wait(self) -> Sampled:
+        """The tokens, once they are there."""
+
+
 class Sampler(Protocol):
     """The choice of tokens (sampling/sampler.py)."""
+
+    def launch(self, logits: Any, sequences: list[Sequence]) -> Launched | None:
+        """Begin to choose as `sample` does, without waiting; None where the host must look at something first."""
 
     def sample(self, logits: Any, sequences: list[Sequence]) -> Sampled:
         """One token for each sequence; may change `logits`."""

@@ -4,6 +4,13 @@
     ... execute it, sample a token for each of step.sampling() ...
     settled = scheduler.settle(step, token_ids)
 
+Where the tokens of a step are long in coming, the next one can be planned and begun before they are known:
+
+    scheduler.advance(step)
+    if scheduler.can_run_ahead(): following = scheduler.schedule()
+    settled = scheduler.settle(step, token_ids)
+    scheduler.advance(following)
+
 Requests may be added and aborted at any time, also between `schedule` and `settle`.
 """
 
@@ -12,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..wire.messages import AddRequest, EngineStats
-from . import integrity, settling
+from . import integrity, reporting, settling
 from .limits import RequestRefused, SchedulerConfig, answers, check_request, final_length
 from .planning import StepPlan
 from .prefix_lengths import PrefixLengths
@@ -22,11 +29,9 @@ from .sequence import Status, Step
 from .settling import Settled
 from .tables import BlockEvent, BlockTables
 from .totals import Totals
+from .victims import nobody_gives_way
 
 __all__ = ["RequestRefused", "Scheduler", "SchedulerConfig", "Settled"]
-
-# Weight of the newest ended sequence in the running mean of tokens per sequence.
-_NEWEST = 1 / 32
 
 
 class Scheduler:
@@ -50,7 +55,6 @@ class Scheduler:
         self._queues = Queues()
         self._totals = Totals()
         self._arrivals = 0
-        self._mean_tokens: float | None = None
 
     # ---- requests come and go
 
@@ -150,23 +154,42 @@ class Scheduler:
             self._queues.slots -= leader.status is Status.RUNNING
             sequence.status = Status.FINISHED
         if sequence.generated:
-            self._count_length(sequence)
+            self._totals.count_length(sequence.prompt_len, len(sequence.tokens))
         self._tables.release(sequence)
         self._queues.forget(sequence)
 
     # ---- steps
 
     def has_work(self) -> bool:
-        """Whether a request is unfinished; then `schedule` returns a step with at least one row."""
+        """Whether a request is unfinished; then `schedule` returns a step with a row, once all before it is settled."""
         return bool(self._queues.requests)
 
     def schedule(self) -> Step:
-        """Plan the next step; the previous one has been settled."""
+        """Plan the next step; the previous one has been settled, or counted where `can_run_ahead`.
+
+        Sequences that will end with a token on its way have no part in it, so that it may be empty in the latter case.
+        """
         step = StepPlan(self.config, self._queues, self._tables, self._totals).make()
         if self.config.enable_prefix_caching:
             for sequence in step.started:
                 self._observe(sequence)
         return step
+
+    def advance(self, step: Step) -> None:
+        """Count a step as computed, though its tokens are not known yet: `UNKNOWN_TOKEN` stands for each.
+
+        What the step computes must be there before anything of a later step is. Its tokens are settled before the next
+        step is counted so. A step that scores prompts is settled at once instead.
+        """
+        settling.advance(step, self._tables)
+
+    def can_run_ahead(self) -> bool:
+        """Whether `schedule` may plan the next step before the tokens of the one counted last are known.
+
+        It may if nobody will be preempted, for a token must reach its sequence where it is. A sequence that turns out
+        to have ended was computed once for nothing.
+        """
+        return nobody_gives_way(self._queues, self._tables)
 
     def _observe(self, sequence: Answer) -> None:
         self.prefix_lengths.observe(sequence.request.prompt_token_ids, lambda i: self._tables.key(sequence, i))
@@ -174,8 +197,8 @@ class Scheduler:
     def settle(self, step: Step, token_ids: Sequence[int]) -> list[Settled]:
         """Take the tokens sampled for `step.sampling()`, in that order; ended sequences give up their blocks.
 
-        Full blocks, of prompts and of answers, can be found in the prefix cache from here on. A sequence that was
-        aborted since `schedule` is skipped.
+        Full blocks, of prompts and of answers, can be found in the prefix cache from here on. A sequence that has ended
+        since `schedule` is skipped.
 
         Raises:
             ValueError: not one token for each sequence that samples.
@@ -190,39 +213,11 @@ class Scheduler:
                 self._end(each.sequence)
         return settled
 
-    def _count_length(self, sequence: Answer) -> None:
-        # Blocks are taken as the answer grows: over its life it holds the mean of first and last length.
-        tokens = (sequence.prompt_len + len(sequence.tokens)) / 2
-        mean = tokens if self._mean_tokens is None else self._mean_tokens
-        self._mean_tokens = mean + _NEWEST * (tokens - mean)
-
     # ---- questions
 
     def stats(self) -> EngineStats:
         """State and totals, without what only the engine's loop knows."""
-        queues, device, totals = self._queues, self._tables.device, self._totals
-        return EngineStats(
-            running=len(queues.running),
-            waiting=len(queues.waiting),
-            swapped=len(queues.swapped),
-            oldest_arrival=next(iter(queues.fresh)).request.arrival if queues.fresh else None,
-            blocks_free=device.free,
-            blocks_cached=device.cached,
-            blocks_used=device.used,
-            blocks_swapped=self._tables.host.used,
-            admissible_seqs=self._admissible(),
-            steps=totals.steps,
-            preemptions_swap=totals.preemptions_swap,
-            preemptions_recompute=totals.preemptions_recompute,
-            swapped_out_blocks=totals.swapped_out_blocks,
-            swapped_in_blocks=totals.swapped_in_blocks,
-            block_allocations=device.allocations,
-            block_allocation_failures=device.failures,
-            prefix_query_tokens=totals.prefix_query_tokens,
-            prefix_hit_tokens=totals.prefix_hit_tokens,
-            prefix_tail_tokens=self.prefix_lengths.tail_tokens,
-            prefix_shareable_tokens=dict(self.prefix_lengths.saved_tokens),
-        )
+        return reporting.report(self.config, self._queues, self._tables, self._totals, self.prefix_lengths)
 
     def block_references(self, block: int) -> int:
         """How many sequences hold a device block."""
@@ -235,15 +230,3 @@ class Scheduler:
             AssertionError: one does not hold.
         """
         integrity.check(self.config, self._queues, self._tables)
-
-    def _admissible(self) -> int:
-        """Sequences that could run now: what max_num_seqs and, at the recent mean length, KV memory admit.
-
-        Never fewer than run: shared beginnings take less memory than the mean says.
-        """
-        running = self._queues.running.items
-        mean = self._mean_tokens
-        if mean is None and running:
-            mean = sum(len(s.tokens) for s in running) / len(running)
-        by_memory = self.config.capacity_tokens // max(mean or 1, 1)
-        return max(min(self.config.max_num_seqs, int(by_memory)), len(running), 1)

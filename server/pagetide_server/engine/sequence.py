@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from collections.abc import Mapping
 from typing import Any
 
 from ..wire.messages import AddRequest, SamplingParams
@@ -107,6 +108,11 @@ class Sequence:
         return self.request.params.prompt_logprobs is not None and len(self.tokens) == self.prompt_len
 
     @property
+    def ends_with_unknown(self) -> bool:
+        """Whether its last token was sampled and is on its way."""
+        return len(self.tokens) >= self.limit and self.tokens[-1] == UNKNOWN_TOKEN
+
+    @property
     def slots(self) -> int:
         """Places that it takes in the running batch: its own, and those kept for answers yet to join."""
         return 1 + len(self.pending)
@@ -168,3 +174,14 @@ class Step:
     def sampling(self) -> list[Sequence]:
         """The sequences that get a token in this step, in row order, each row's siblings behind it."""
         return [s for row in self.rows if row.samples for s in (row.sequence, *row.siblings)]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Carried:
+    """Tokens of a step that only the device knows yet, for the step behind it.
+
+    token_ids: int64 [sequences], a tensor on the device. places: where in it each sequence's newest token lies.
+    """
+
+    token_ids: Any
+    places: Mapping[Sequence, int]

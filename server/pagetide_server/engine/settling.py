@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ..wire.messages import FinishReason
 from . import sequence as seqs
-from .sequence import Row, Status, Step
+from .sequence import UNKNOWN_TOKEN, Row, Status, Step
 from .tables import BlockTables
 
 
@@ -27,6 +27,17 @@ class Settled:
     stop_token_id: int | None = None
 
 
+def advance(step: Step, tables: BlockTables) -> None:
+    """Count a step as computed whose tokens are on their way; see `Scheduler.advance`."""
+    for row in step.rows:
+        for sequence in (row.sequence, *row.siblings):
+            if sequence.status is Status.RUNNING:
+                sequence.computed = row.start + row.count
+                tables.register(sequence)
+                if row.samples:
+                    sequence.tokens.append(UNKNOWN_TOKEN)
+
+
 def apply(step: Step, token_ids: Sequence[int], tables: BlockTables) -> list[Settled]:
     """Write the results of an executed step into its sequences; see `Scheduler.settle`.
 
@@ -43,6 +54,10 @@ def apply(step: Step, token_ids: Sequence[int], tables: BlockTables) -> list[Set
             token_id = token_ids[at]
             at += 1
             if sequence.status is not Status.RUNNING:
+                continue
+            if sequence.tokens[-1] == UNKNOWN_TOKEN:
+                sequence.tokens[-1] = token_id
+                settled.append(_judged(sequence, token_id))
                 continue
             sequence.computed = computed = row.start + row.count
             sequence.tokens.append(token_id)

@@ -6,6 +6,7 @@ import collections
 import dataclasses
 from typing import Protocol
 
+from .queues import Queues
 from .sequence import Sequence
 from .tables import BlockTables
 
@@ -40,6 +41,17 @@ def due(sequence: Sequence, tables: BlockTables) -> int:
 def owed(sequence: Sequence, tables: BlockTables) -> int:
     """Blocks that a sequence will need for its prompt and the answers yet to join."""
     return max(0, tables.blocks_for(len(sequence.tokens)) - len(sequence.blocks)) + len(sequence.pending)
+
+
+def nobody_gives_way(queues: Queues, tables: BlockTables) -> bool:
+    """Whether the next step can go without a preemption, whatever tokens the running sequences get until then."""
+    running, config, better = queues.running.items, tables.config, queues.next_up
+    if config.policy == "priority" and better and running and running[-1].priority > better.priority:
+        return False
+    available = tables.device.available
+    # Most often there is plenty: a decode takes one block, all prompts together what a step computes and one each.
+    plenty = len(running) + tables.blocks_for(config.max_num_batched_tokens)
+    return available >= plenty or available >= sum(due(s, tables) for s in running)
 
 
 def count_victims(better: Sequence, running: list[Sequence], tables: BlockTables, has_room: Room) -> int:

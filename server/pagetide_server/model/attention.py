@@ -17,6 +17,7 @@ import torch
 from pagetide_kernels.attention_plan import Plan, make_plan
 from pagetide_kernels.paged_attention import paged_attention, uses_plan
 from pagetide_kernels.reshape_and_cache import reshape_and_cache
+from pagetide_kernels.rotate_and_cache import rotate_and_cache
 
 from .batch import Batch
 
@@ -38,6 +39,25 @@ HARMLESS = frozenset(
         "use_cache",
     }
 )
+
+
+# The attribute of keys that are yet to be turned, and the keyword that brings it to `Attends.attend`.
+_ANGLES = "pagetide_angles"
+Angles = tuple[torch.Tensor, torch.Tensor]
+
+
+def with_angles(key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """`key` [1, kv_heads, T, head_dim], which is to be turned, with it and the query, by cos and sin [1, T, head_dim].
+
+    Of both the second half repeats the first.
+    """
+    setattr(key, _ANGLES, (cos[0, :, : cos.shape[2] // 2], sin[0, :, : sin.shape[2] // 2]))
+    return key
+
+
+def angles_of(others: dict[str, Any]) -> Angles | None:
+    """cos and sin [T, head_dim / 2] that came with the key to `Attends.attend`; None: it is turned already."""
+    return others.get(_ANGLES)
 
 
 class PagedKeywordLost(Exception):
@@ -92,6 +112,8 @@ def forward(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if attention_mask is not None:
         others["attention_mask"] = attention_mask
+    if (angles := getattr(key, _ANGLES, None)) is not None:
+        others[_ANGLES] = angles
     q, k, v = (t[0].transpose(0, 1) for t in (query, key, value))
     return paged.attend(module, q, k, v, scale, sliding_window, softcap, others)[None], None
 
@@ -121,7 +143,10 @@ class StepAttention:
         key_cache, value_cache = self.caches[layer.layer_idx]  # type: ignore[index]
         dtype, kept = query.dtype, key_cache.dtype
         # On a CPU the cache may be narrower than what the layers compute in.
-        reshape_and_cache(key.to(kept), value.to(kept), key_cache, value_cache, batch.slots)
+        if (angles := angles_of(others)) is None:
+            reshape_and_cache(key.to(kept), value.to(kept), key_cache, value_cache, batch.slots)
+        else:
+            query = rotate_and_cache(query, key, value, *angles, key_cache, value_cache, batch.slots)
         out = paged_attention(
             query.to(kept),
             key_cache,

@@ -3,26 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from itertools import chain
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..engine.sequence import UNKNOWN_TOKEN, Row, Sequence, Step
+from ..engine.sequence import UNKNOWN_TOKEN, Carried, Row, Sequence, Step
 from .transfer import to_device
-
-
-@dataclasses.dataclass(frozen=True)
-class Carried:
-    """Tokens of the step before that still are on the device only.
-
-    token_ids: int64 [sequences], on the device. places: where in it each sequence's newest token lies.
-    """
-
-    token_ids: torch.Tensor
-    places: Mapping[Sequence, int]
 
 
 @dataclasses.dataclass(frozen=True)

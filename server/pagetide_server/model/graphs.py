@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from .batch import Batch, Carried, HostBatch, fill_unknown
+from ..engine.sequence import Carried
+from .batch import Batch, HostBatch, fill_unknown
 from .transfer import pack, to_device, unpack
 
 Work = Callable[[], None]

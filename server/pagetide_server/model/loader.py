@@ -18,6 +18,8 @@ from .fused import fuse
 from .mapped import own_weights
 from .network import Layer, examine
 from .packed import pack_network
+from .residual import join_residuals
+from .rotary import defer_rotary
 from .stored import stored_dtype
 from .weights import dtype_name, load_weights, reported_weights
 
@@ -68,10 +70,10 @@ def load(config: EngineConfig, progress: Progress = silent) -> LoadedModel:
     with reported_weights(progress):
         network = load_weights(folder, config, kept_as, device, shape)
     if kernels == "triton" and device.type == "cuda":
-        log.info("layers swapped for fused ones: %s", ", ".join(fuse(network)) or "none is known")
+        _use_fused_ops(network)
     if packs:
         kind = "int8" if config.quantization == "int8" else "own"
-        taken = pack_network(network, kind, float_activations=dtype == torch.float32)
+        taken = pack_network(network, shape.layers, kind, float_activations=dtype == torch.float32)
         log.info("linear layers: %.2f GiB of %s", taken / GIB, "int8" if kind == "int8" else dtype_name(kept_as))
     elif device.type == "cpu":
         own_weights(network)
@@ -187,6 +189,13 @@ def _eos_token_ids(folder: Path, hf_config: Any, config: EngineConfig, vocab_siz
     generation = read_json(folder / "generation_config.json", config.model, missing_ok=True)
     stated = eos_token_ids(generation, hf_config.to_dict(), config.model)
     return tuple(i for i in stated if 0 <= i < vocab_size)
+
+
+def _use_fused_ops(network: Any) -> None:
+    """Let the layers run on the Triton ops, as far as they are known; says how far."""
+    log.info("layers swapped for fused ones: %s", ", ".join(fuse(network)) or "none is known")
+    joined, deferred = join_residuals(network), defer_rotary(network)
+    log.info("layers that norm and add at once: %d; that leave rotation to the cache's op: %d", joined, deferred)
 
 
 def _kernels(device: torch.device) -> str:

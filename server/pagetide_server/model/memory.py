@@ -17,7 +17,7 @@ from pagetide_spec.errors import SettingError
 from .host_memory import available_bytes
 from .limits import BatchLimits, batch_limits
 from .loader import LoadedModel
-from .network import Layer
+from .network import Layer, Shape
 from .profile import estimated_activations, peak_bytes
 
 # On a CPU, of the memory that is free once the weights are loaded: the part for the KV cache if nothing is set. Of what
@@ -54,6 +54,15 @@ def usable_window(config: EngineConfig, window: int, blocks: int) -> int:
 def bytes_per_token(layers: list[Layer], dtype: torch.dtype) -> int:
     """KV cache of one token in all layers."""
     return sum(layer.kv_heads * (layer.key_dim + layer.value_dim) for layer in layers) * dtype.itemsize
+
+
+def weight_bytes(shape: Shape, dtype: torch.dtype, quantization: str) -> int:
+    """Memory of a model's weights; of weights that its own files quantize, as if they were not."""
+    if quantization != "int8":
+        return shape.parameters * dtype.itemsize
+    numbers, rows = shape.linear
+    scales = rows * torch.float32.itemsize
+    return numbers + scales + (shape.parameters - numbers) * dtype.itemsize
 
 
 def kv_blocks(config: EngineConfig, loaded: LoadedModel, graph_bytes: int = 0) -> tuple[int, int]:

@@ -21,21 +21,24 @@ PLAIN_LAYER_TYPES = {"full_attention", "sliding_attention"}
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-    """One attention layer: its KV heads and their sizes, and the window that it uses (None: all keys)."""
+    """One attention layer: its KV heads and their sizes, the window that it uses (None: all keys), and its queries."""
 
     kv_heads: int
     key_dim: int
     value_dim: int
     sliding_window: int | None
+    heads: int
+    scale: float
+    soft_cap: float | None
 
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
     """A network without its weights.
 
-    parameters: number of distinct weights (tied ones once). embedded: those of the embedding and of the logits' matrix.
-    linear: numbers of weights and of rows of all linear layers, tied ones once. relayed: its layers drop unknown keywords, so that the
-    batch must reach attention through `attention.relay`.
+    parameters: number of distinct weights (tied ones once). embedded: those of the embedding and the logits' matrix.
+    linear: numbers of weights and of rows of all linear layers, tied ones once. relayed: its layers drop unknown
+    keywords, so that the batch must reach attention through `attention.relay`.
     """
 
     layers: list[Layer]
@@ -76,7 +79,9 @@ class _Recorder:
             self.faults.append("its attention is not causal: it is an encoder")
         if key.shape[0] != query.shape[0]:
             self.faults.append("it attends to keys from elsewhere")
-        self.layers[index or 0] = Layer(key.shape[1], key.shape[2], value.shape[2], sliding_window)
+        self.layers[index or 0] = Layer(
+            *(key.shape[1], key.shape[2], value.shape[2], sliding_window), query.shape[1], scale, soft_cap
+        )
         return query.new_empty(*query.shape[:2], value.shape[2])
 
 

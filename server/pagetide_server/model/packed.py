@@ -11,9 +11,12 @@ from typing import Any
 
 import torch
 
+from pagetide_kernels.dispatch import choose
 from pagetide_kernels.packed_linear import PackedWeight, linear, look_up, pack
 
+from .cpu_layers import swap_layers
 from .mapped import give_back
+from .network import Layer
 
 
 class PackedLinear(torch.nn.Module):
@@ -45,27 +48,31 @@ class PackedEmbedding(torch.nn.Module):
 
 
 @torch.no_grad()
-def pack_network(network: Any, kind: str, float_activations: bool) -> int:
+def pack_network(network: Any, layers: list[Layer], kind: str, float_activations: bool) -> int:
     """Swap the linear layers of `network`, which lies on the CPU, one after the other; their own weights are freed.
+
+    Where the C++ ops run, whole decoder layers are swapped if their type is known.
 
     Args:
         network: changed in place.
+        layers: its attention layers.
         kind: see `pagetide_kernels.packed_linear.pack`.
-        float_activations: what is not swapped becomes float32 whatever it takes; else only if no matrix is among it.
+        float_activations: what is not swapped becomes float32 whatever memory it takes; else only where swapped layers
+            need it, or no matrix is left.
 
     Returns:
         bytes that the packed weights take.
     """
     taken = _pack_tied(network, kind) or 0
+    swapped = swap_layers(network, layers, kind) if choose(torch.device("cpu")).name == "cpp" else 0
+    taken += swapped
     for parent in list(network.modules()):
         for name, child in list(parent.named_children()):
             if type(child) is torch.nn.Linear:
                 made = PackedLinear(packed(child.weight, kind), child.bias)
                 setattr(parent, name, made)
                 taken += made.packed.nbytes
-    matrices = [p for p in network.parameters() if p.dim() > 1]
-    embedding = network.get_input_embeddings()
-    if float_activations or all(p is getattr(embedding, "weight", None) for p in matrices):
+    if float_activations or swapped or _is_all_packed(network):
         network.float()
     for weight in network.parameters():
         # Whatever is still the mapped file: see `own_weights`.
@@ -73,13 +80,19 @@ def pack_network(network: Any, kind: str, float_activations: bool) -> int:
     return taken
 
 
-def packed(weight: torch.nn.Parameter, kind: str) -> PackedWeight:
+def packed(weight: torch.Tensor, kind: str) -> PackedWeight:
     """The packed form of `weight`, whose own memory is given up."""
     source = weight.data
     made = pack(source.clone() if kind == "own" else source, kind)
     give_back(source)
     weight.data = torch.empty(0, dtype=source.dtype)
     return made
+
+
+def _is_all_packed(network: Any) -> bool:
+    """Whether no matrix is left but an embedding."""
+    embedding = getattr(network.get_input_embeddings(), "weight", None)
+    return all(p is embedding for p in network.parameters() if p.dim() > 1)
 
 
 def _pack_tied(network: Any, kind: str) -> int | None:

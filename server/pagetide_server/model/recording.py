@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import logging
 from collections.abc import Callable, Sequence
@@ -53,6 +54,10 @@ def recorded_bytes(
     except RuntimeError as error:
         log.warning("decode steps are not recorded, and each is launched piece by piece: %s", error)
         return None
+    finally:
+        # It and its recordings refer to each other.
+        del runner
+        gc.collect()
     return total_bytes(left, len(sizes) * len(graph_contexts(loaded.max_model_len)))
 
 

@@ -11,9 +11,9 @@ from pagetide_kernels.copy_blocks import copy_blocks
 from pagetide_kernels.swap_blocks import swap_blocks
 
 from ..engine.faults import DeviceLost
-from ..engine.sequence import Step
+from ..engine.sequence import Carried, Step
 from .attention import StepAttention
-from .batch import Batch, Carried, host_batch
+from .batch import Batch, host_batch
 from .graphs import DecodeGraphs, GraphLimits, Recorder
 from .loader import LoadedModel
 

@@ -79,8 +79,7 @@ def load_weights(folder: Path, config: EngineConfig, dtype: torch.dtype, device:
     _check_complete(info, network, config)
     if shape.relayed:
         relay(network)
-    network = _moved(network, device, config).eval().requires_grad_(False)
-    return network
+    return _moved(network, device, config).eval().requires_grad_(False)
 
 
 def _check_fits(folder: Path, config: EngineConfig, dtype: torch.dtype, device: torch.device, parameters: int) -> None:

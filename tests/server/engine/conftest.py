@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from pagetide_server.api.metrics import ServerMetrics
 from pagetide_server.engine.scheduler import Scheduler, Settled
-from pagetide_server.engine.sequence import Row, Sequence, Step
+from pagetide_server.engine.sequence import UNKNOWN_TOKEN, Row, Sequence, Step
 from pagetide_server.llm import LLM
 from pagetide_server.model.runner import Caches, Runner
 from pagetide_server.wire.messages import AddRequest
@@ -55,6 +55,8 @@ class ToyMemory:
         self.size = config.block_size
         self.device = [[None] * self.size for _ in range(config.num_blocks)]
         self.host = [[None] * self.size for _ in range(config.num_swap_blocks)]
+        # The newest token of sequences that do not know it yet.
+        self.carried: dict[Sequence, int] = {}
 
     def execute(self, step: Step) -> list[int]:
         """Do what the step says, in the order that it promises; returns one token for each sampling sequence."""
@@ -74,7 +76,7 @@ class ToyMemory:
         sequence = row.sequence
         content = root(sequence.request.cache_salt)
         for at, token_id in enumerate(sequence.tokens[: row.start + row.count]):
-            content = chain(content, token_id)
+            content = chain(content, self.carried[sequence] if token_id == UNKNOWN_TOKEN else token_id)
             block = self.device[sequence.blocks[at // self.size]]
             if at >= row.start:
                 block[at % self.size] = content
@@ -164,10 +166,66 @@ class ToyEngine:
         assert stats.oldest_arrival is None
 
 
+class AheadEngine(ToyEngine):
+    """Begins a step before the scheduler knows the tokens of the one before, wherever it may."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.flight: tuple[Step, list[int]] | None = None
+        self.begun_ahead = 0
+
+    def step(self) -> Step:
+        step = self.plan()
+        self.begun_ahead += self.flight is not None and bool(step.rows)
+        tokens = self.memory.execute(step)
+        self.land()
+        if any(row.sequence.is_scored for row in step.rows):
+            super().settle(step, tokens)
+        else:
+            self.scheduler.advance(step)
+            self.scheduler.check_integrity()
+            self.flight = step, tokens
+            self.memory.carried = dict(zip(step.sampling(), tokens, strict=True))
+        return step
+
+    def plan(self) -> Step:
+        if self.flight is None:
+            return super().plan()
+        if not self.scheduler.can_run_ahead():
+            self.land()
+            return super().plan() if self.scheduler.has_work() else Step()
+        step = self.scheduler.schedule()
+        self.scheduler.check_integrity()
+        assert not step.preempted, "somebody gave way whose token is not known"
+        assert step.num_tokens <= self.scheduler.config.max_num_batched_tokens
+        return step
+
+    def land(self) -> None:
+        """Settle the step whose tokens are on their way."""
+        if self.flight is not None:
+            flight, self.flight, self.memory.carried = self.flight, None, {}
+            super().settle(*flight)
+
+    def settle(self, step: Step, token_ids: list[int]) -> list[Settled]:
+        self.land()
+        return super().settle(step, token_ids)
+
+    def run(self, limit: int = 10_000) -> list[Step]:
+        steps = super().run(limit)
+        self.land()
+        return steps
+
+
 @pytest.fixture
 def toy_engine() -> type[ToyEngine]:
     """The class, for tests that set up their own scheduler."""
     return ToyEngine
+
+
+@pytest.fixture
+def ahead_engine() -> type[AheadEngine]:
+    """The same, running ahead."""
+    return AheadEngine
 
 
 # More than any of the tests that are short of memory has.

@@ -6,11 +6,13 @@ import dataclasses
 import types
 
 import pytest
+import torch
 
 from pagetide_server.engine.core import EngineCore
 from pagetide_server.engine.faults import DeviceLost, RequestFault
 from pagetide_server.engine.sampling.sampled import Sampled
 from pagetide_server.engine.scheduler import Scheduler, SchedulerConfig
+from pagetide_server.engine.sequence import UNKNOWN_TOKEN
 from pagetide_server.wire.messages import (
     AbortRequest,
     AddRequest,
@@ -33,9 +35,12 @@ class FakeRunner:
         self.faults = {}
         self.steps = []
 
-    def execute(self, step):
+    def execute(self, step, carried=None):
         self.steps.append(step)
         for row in step.rows:
+            if row.sequence.tokens[row.start + row.count - 1] == UNKNOWN_TOKEN:
+                place = carried.places[row.sequence]
+                assert carried.token_ids[place] == len(row.sequence.tokens) - 1, "the token of another sequence"
             assert len(row.sequence.blocks) * 4 >= row.start + row.count, "a row was computed without its blocks"
             if (fault := self.faults.pop(row.sequence.request_id, None)) is not None:
                 raise fault
@@ -52,6 +57,14 @@ class FakeSampler:
 
     def __init__(self):
         self.nan, self.broken, self.unscorable = set(), set(), set()
+        self.lost = None
+        self.launched = 0
+
+    def launch(self, logits, sequences):
+        if any(s.params.structure or s.params.logprobs is not None for s in sequences):
+            return None
+        self.launched += 1
+        return FakeLaunched(self.sample(logits, sequences), self.lost)
 
     def sample(self, logits, sequences):
         if bad := self.broken.intersection(s.request_id for s in sequences):
@@ -65,6 +78,18 @@ class FakeSampler:
         if self.unscorable.intersection(next_token_ids):
             raise ValueError("cannot score")
         return [TokenLogprobs(token, -float(at), top) for at, token in zip(logits, next_token_ids, strict=True)]
+
+
+class FakeLaunched:
+    """What `FakeSampler` would choose, told later; `fault` is raised instead."""
+
+    def __init__(self, sampled, fault):
+        self.token_ids, self._sampled, self._fault = sampled.token_ids, sampled, fault
+
+    def wait(self):
+        if self._fault is not None:
+            raise self._fault
+        return self._sampled
 
 
 class FakeMatcher:
@@ -123,7 +148,7 @@ SETTINGS = {
 class Harness:
     """A core on fakes, and everything that came out of it."""
 
-    def __init__(self, **changes):
+    def __init__(self, runs_ahead=False, **changes):
         self.config = SchedulerConfig(**{**SETTINGS, **changes})
         self.scheduler = Scheduler(self.config)
         self.runner, self.sampler, self.compiler = FakeRunner(), FakeSampler(), FakeCompiler()
@@ -131,7 +156,7 @@ class Harness:
             max_model_len=64, vocab_size=VOCABULARY, eos_token_ids=[], max_num_seqs=4, max_num_batched_tokens=64,
             block_size=4, num_blocks=32, num_swap_blocks=32, dtype="float32", device="fake", attention="none",
         )  # fmt: skip
-        self.core = EngineCore(self.scheduler, self.runner, self.sampler, self.compiler, ready)
+        self.core = EngineCore(self.scheduler, self.runner, self.sampler, self.compiler, ready, runs_ahead)
         self.outputs: list[SequenceOutput] = []
 
     def add(self, name, prompt=5, *, priority=0, arrival=0.0, **params):
@@ -657,3 +682,105 @@ def test_close_ends_the_compiler_and_tells_what_prompts_had_in_common(harness, c
     made.core.close()
     assert made.compiler.closed
     assert "block_size: 2 prompts of 20 tokens" in caplog.text
+
+
+# ---- running ahead
+
+
+def test_a_step_begins_before_the_tokens_of_the_one_before_are_known(harness):
+    made = harness(runs_ahead=True)
+    made.add("a", max_tokens=3)
+    assert made.step() == []
+    assert [o.token_ids for o in made.step()] == [[5]]
+    assert len(made.runner.steps) == 2
+    made.run()
+    assert made.tokens("a") == [5, 6, 7]
+    # That the third token is the last was known beforehand.
+    assert len(made.runner.steps) == made.sampler.launched == 3
+
+
+def test_a_sequence_that_turns_out_to_have_ended_was_computed_once_for_nothing(harness):
+    made = harness(runs_ahead=True)
+    made.add("a", max_tokens=9, stop_token_ids=(6,))
+    made.add("b", prompt=9, max_tokens=4)
+    made.run()
+    assert (made.tokens("a"), made.tokens("b")) == ([5, 6], [9, 10, 11, 12])
+    assert made.ends() == {("a", 0): "stop", ("b", 0): "length"}
+    # "b" waits for the beginning that it shares with "a", which has three rows for its two tokens.
+    assert [len(step.rows) for step in made.runner.steps] == [1, 2, 2, 1, 1]
+
+
+def test_what_must_look_at_tokens_waits_for_them(harness):
+    made = harness(runs_ahead=True)
+    made.compiler.answer = "ok"
+    made.add("plain", max_tokens=6)
+    made.add("scored", prompt=4, prompt_logprobs=1, max_tokens=2)
+    made.add("told", prompt=3, logprobs=0, max_tokens=2)
+    made.add("structured", prompt=2, structure=CHOICE, max_tokens=2)
+    made.run()
+    assert made.tokens("plain") == [5, 6, 7, 8, 9, 10]
+    assert [made.tokens(name) for name in ("scored", "told", "structured")] == [[4, 5], [3, 4], [2, 3]]
+    assert 0 < made.sampler.launched < len(made.runner.steps)
+
+
+def test_an_abort_between_a_step_and_its_tokens(harness):
+    made = harness(runs_ahead=True)
+    made.add("a", max_tokens=9)
+    made.add("b", prompt=9, max_tokens=4)
+    made.step()
+    made.step()
+    assert [o.finish_reason for o in made.abort("a")] == ["abort"]
+    made.run()
+    assert (made.tokens("a"), made.tokens("b")) == ([5], [9, 10, 11, 12])
+
+
+def test_an_abort_of_all_leaves_a_step_to_end(harness):
+    made = harness(runs_ahead=True)
+    made.add("a", max_tokens=9)
+    made.step()
+    made.abort("a")
+    assert made.core.has_work()
+    assert made.step() == []
+    assert not made.core.has_work()
+
+
+def test_a_failing_step_keeps_the_tokens_on_their_way(harness):
+    made = harness(runs_ahead=True)
+    made.add("a", max_tokens=9)
+    made.add("b", prompt=9, max_tokens=1)
+    made.step()
+    made.runner.faults["a"] = MemoryError("no room")
+    made.step()
+    assert (made.tokens("a"), made.tokens("b")) == ([5], [9])
+    assert made.ends() == {("a", 0): "error", ("b", 0): "length"}
+
+
+def test_nan_is_told_of_its_row_and_its_next_token_is_dropped(harness):
+    made = harness(runs_ahead=True)
+    made.sampler.nan.add("a")
+    made.add("a", max_tokens=9)
+    made.add("b", prompt=9, max_tokens=3)
+    made.run()
+    assert made.ends() == {("a", 0): "error", ("b", 0): "length"}
+    assert made.tokens("b") == [9, 10, 11]
+
+
+def test_a_sampler_that_raises_is_asked_again_for_each_row(harness):
+    made = harness(runs_ahead=True)
+    made.add("a", max_tokens=9, stop_token_ids=(6,))
+    made.add("b", prompt=9, max_tokens=3)
+    made.step()
+    made.step()
+    # By the time that this is found, "a" has ended.
+    made.sampler.broken.add("b")
+    made.run()
+    assert made.ends() == {("a", 0): "stop", ("b", 0): "error"}
+
+
+def test_tokens_that_never_come_are_a_lost_device():
+    made = Harness(runs_ahead=True)
+    made.add("a")
+    made.sampler.lost = torch.AcceleratorError("illegal access")
+    made.step()
+    with pytest.raises(DeviceLost, match="illegal access"):
+        made.step()

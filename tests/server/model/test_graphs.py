@@ -12,8 +12,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from pagetide_server.engine.sequence import UNKNOWN_TOKEN, Row, Sequence, Step
-from pagetide_server.model.batch import Carried, host_batch
+from pagetide_server.engine.sequence import UNKNOWN_TOKEN, Carried, Row, Sequence, Step
+from pagetide_server.model.batch import host_batch
 from pagetide_server.model.graphs import DecodeGraphs, GraphLimits, Work, graph_contexts, graph_sizes
 from pagetide_server.model.loader import LoadedModel
 from pagetide_server.model.recording import recorded_bytes, recorder_for, total_bytes

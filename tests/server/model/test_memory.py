@@ -33,7 +33,7 @@ Load = Callable[[str], LoadedModel]
 
 
 def test_a_token_costs_keys_and_values_of_every_layer() -> None:
-    layers = [Layer(2, 64, 64, None), Layer(1, 128, 96, 512)]
+    layers = [Layer(2, 64, 64, None, 4, 0.125, None), Layer(1, 128, 96, 512, 4, 0.125, None)]
     assert bytes_per_token(layers, torch.float32) == (2 * 128 + 224) * 4
     assert bytes_per_token(layers, torch.bfloat16) == (2 * 128 + 224) * 2
 

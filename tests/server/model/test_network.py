@@ -60,7 +60,7 @@ def test_refused_by_name_with_the_reason(kind: str, changes: dict[str, object], 
 def test_the_shape_of_a_network_with_windows() -> None:
     types = ["sliding_attention", "full_attention"]
     shape = examine(make("gemma2", layer_types=types, sliding_window=9, head_dim=8, num_key_value_heads=1), CONFIG)
-    assert shape.layers == [Layer(1, 8, 8, 9), Layer(1, 8, 8, None)]
+    assert shape.layers == [Layer(1, 8, 8, window, 2, 256**-0.5, 50.0) for window in (9, None)]
     assert shape.vocab_size == 50
     assert not shape.relayed
 

@@ -41,14 +41,30 @@ def test_what_is_no_size(text: str) -> None:
         parse_size(text)
 
 
+def test_weights_of_eight_bits_are_counted_as_such(tiny_model: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
+    from transformers import AutoModelForCausalLM
+
+    sizes = {"float32": 4, "float16": 2}
+    parts = list(AutoModelForCausalLM.from_pretrained(tiny_model("qwen3")).parameters())
+    matrices = [p for p in parts if p.dim() == 2]
+    for dtype, size in sizes.items():
+        found = plan_of(capsys, str(tiny_model("qwen3")), "--quantization=int8", f"--dtype={dtype}")
+        scaled = sum(m.numel() + 4 * m.shape[0] for m in matrices)
+        assert found["weight_bytes"] == scaled + size * sum(p.numel() for p in parts if p.dim() == 1)
+    assert main([str(tiny_model("qwen3")), "--quantization=int8", "--dtype=float16"]) == 0
+    assert "parameters, int8 and float16)" in capsys.readouterr().out
+
+
 def test_agrees_with_the_loaded_model(
     tiny_model: Tiny, loaded_tiny: Callable[[str], LoadedModel], capsys: pytest.CaptureFixture[str]
 ) -> None:
+    from transformers import AutoModelForCausalLM
+
     argv = [str(tiny_model("qwen3")), "--device-memory=900MB", "--dtype=float32", "--lengths=100,512", "--json"]
     assert main(argv) == 0
     plan = json.loads(capsys.readouterr().out)
     loaded = loaded_tiny("qwen3")
-    weights = sum(p.nbytes for p in loaded.network.parameters())
+    weights = sum(p.nbytes for p in AutoModelForCausalLM.from_pretrained(tiny_model("qwen3")).parameters())
     assert (plan["weight_bytes"], plan["dtype"], plan["layers"]) == (weights, "float32", 3)
     assert plan["bytes_per_token"] == bytes_per_token(loaded.layers, loaded.dtype)
     held = plan["weight_bytes"] + plan["activation_bytes"] + plan["runtime_bytes"]

@@ -13,6 +13,8 @@ import torch
 
 from pagetide_server.model.fused import fuse
 from pagetide_server.model.loader import LoadedModel
+from pagetide_server.model.residual import join_residuals
+from pagetide_server.model.rotary import defer_rotary
 
 pytest.importorskip("triton")
 
@@ -60,6 +62,8 @@ def test_greedy_equals_generate(
 ) -> None:
     loaded = copy.deepcopy(loaded_tiny(kind))
     fuse(loaded.network)
+    assert defer_rotary(loaded.network) == 3
+    assert join_residuals(loaded.network) == (0 if kind == "gemma2" else 3)
     chance = random.Random(3)
     prompts = [[chance.randrange(8, 380) for _ in range(n)] for n in (5, 1, 33)]
     expected = toy.expected_answers(tiny_model(kind), prompts, 6)

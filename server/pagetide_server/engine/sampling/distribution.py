@@ -39,6 +39,15 @@ _CPU_ROWS, _GPU_ROWS = 2, 64
 _MIN_PREFIX = 64
 
 
+# At this temperature a difference of 0.1 between two logits makes one token e^100 times as likely as the other.
+GREEDY_TEMPERATURE = 1e-3
+
+
+def is_greedy(params: SamplingParams) -> bool:
+    """Whether the likeliest token (of equal ones, the first) is the only one that may come."""
+    return params.temperature <= GREEDY_TEMPERATURE or params.top_k == 1 or params.min_p >= 1
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Draw:
     """One token to draw: from row `row` of the logits, for `sequence`; `top` is the row's largest logit."""

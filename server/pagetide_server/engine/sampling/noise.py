@@ -36,17 +36,23 @@ class Noise:
         self._size = vocab_size
         self._first, self._second = (table.to(device) for table in _tables(vocab_size))
 
+    @property
+    def tables(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Two fixed tables of random bits, int32, on the device."""
+        return self._first, self._second
+
     def bits(self, sequence: Sequence) -> torch.Tensor:
         """Of each token id, `BITS` random bits for the next token of `sequence`: [vocab_size] int32."""
-        first, second = self._starts(sequence)
+        first, second = self.starts(sequence)
         return self._first[first : first + self._size] ^ self._second[second : second + self._size]
 
     def bits_of(self, sequence: Sequence, token_ids: torch.Tensor) -> torch.Tensor:
         """`bits(sequence)[token_ids]`, without computing the others."""
-        first, second = self._starts(sequence)
+        first, second = self.starts(sequence)
         return self._first[token_ids + first] ^ self._second[token_ids + second]
 
-    def _starts(self, sequence: Sequence) -> tuple[int, int]:
+    def starts(self, sequence: Sequence) -> tuple[int, int]:
+        """Where the pieces of the two `tables` begin whose exclusive or is `bits(sequence)`."""
         what = b"%d/%d" % (sequence.index, sequence.generated)
         digest = hashlib.blake2b(what, key=self._key(sequence), digest_size=8).digest()
         return int.from_bytes(digest[:4], "little") % _STARTS, int.from_bytes(digest[4:], "little") % _STARTS

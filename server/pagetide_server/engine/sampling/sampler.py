@@ -7,18 +7,19 @@ from collections.abc import Container
 
 import torch
 
-from ...wire.messages import SamplingParams, TokenLogprobs
+from pagetide_kernels.dispatch import choose
+
+from ...wire.messages import TokenLogprobs
 from ..faults import RequestFault
 from ..sequence import Sequence
-from .distribution import Draw, Drawer
+from .distribution import Draw, Drawer, is_greedy
+from .kernel import KernelDrawer
+from .launched import Choosing, Chosen
 from .logprobs import token_logprobs
 from .masks import mask_logits
 from .noise import Noise
 from .penalties import adjust, changes_logits
 from .sampled import NO_TOKEN, Sampled
-
-# At this temperature a difference of 0.1 between two logits makes one token e^100 times as likely as the other.
-GREEDY_TEMPERATURE = 1e-3
 
 
 class Sampler:
@@ -42,7 +43,25 @@ class Sampler:
         """
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
-        self._drawer = Drawer(vocab_size, torch.device(device), Noise(vocab_size, torch.device(device), seed))
+        self._device = torch.device(device)
+        noise = Noise(vocab_size, self._device, seed)
+        self._kernel = KernelDrawer(noise) if choose(self._device).name == "triton" else None
+        self._drawer = self._kernel or Drawer(vocab_size, self._device, noise)
+
+    @torch.inference_mode()
+    def launch(self, logits: torch.Tensor, sequences: list[Sequence]) -> Choosing | Chosen | None:
+        """Begin to choose one token for each sequence, as `sample` does, and do not wait for the device.
+
+        None where a request asks for what the host must look at first, or where no op of this device can do it.
+        """
+        if not all(map(_is_plain, sequences)) or (self._kernel is None and self._device.type != "cpu"):
+            return None
+        if self._kernel is None:
+            return Chosen.of(self.sample(logits, sequences))
+        tops, tokens = logits.max(-1)
+        if not all(is_greedy(s.params) for s in sequences):
+            tokens = self._kernel.launch(logits, sequences)
+        return Choosing(tokens, tops, lambda row, top: _reason(top, sequences[row]))
 
     @torch.inference_mode()
     def sample(self, logits: torch.Tensor, sequences: list[Sequence]) -> Sampled:
@@ -102,9 +121,10 @@ class Sampler:
         return mask_logits(logits, structured) if structured else {}
 
 
-def is_greedy(params: SamplingParams) -> bool:
-    """Whether the likeliest token (of equal ones, the first) is the only one that may come."""
-    return params.temperature <= GREEDY_TEMPERATURE or params.top_k == 1 or params.min_p >= 1
+def _is_plain(sequence: Sequence) -> bool:
+    """Whether its token follows from logits, parameters and position alone, and nothing else is to be told of it."""
+    params = sequence.params
+    return params.structure is None and params.logprobs is None and not changes_logits(params)
 
 
 def _reason(top: float, sequence: Sequence) -> str | RequestFault:

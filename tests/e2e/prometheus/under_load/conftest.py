@@ -42,6 +42,9 @@ def settle(found: Any, until: Any) -> None:
     """Wait until Prometheus has seen the end."""
     until(lambda: found.number("sum(pagetide_requests_running + pagetide_requests_waiting)") == 0, 30)
     until(lambda: found.number("sum(pagetide_gateway_client_disconnects_total)") == LEAVERS, 30)
+    # The last trouble at the gateway, as a graph shows it.
+    failed = 'rate(pagetide_gateway_requests_total{model_name="refused",code="503"}[1m])'
+    until(lambda: any(value > 0 for value in found.values(failed)), 30)
     # The coarsest query looks every 15 s.
     until(lambda: time.time() - found.began > 20, 30)
 

@@ -181,6 +181,7 @@ class Traffic(RuleBasedStateMachine):
         assert answers == set(self.engine.ended) | self.aborted | self.failed, "a request was dropped"
         assert not set(self.engine.ended) & (self.aborted | self.failed)
         assert not any(self.held.values()), "the block log does not balance"
+        self.seen["steps begun ahead"] += getattr(self.engine, "begun_ahead", 0)
         self.seen["finished answers"] += len(self.engine.ended)
         self.seen["aborted answers"] += len(self.aborted)
 
@@ -211,9 +212,24 @@ GIVES_WAY = {"requests that others gave way to"}
     ],
 )
 def test_random_traffic_keeps_every_invariant_and_finishes_every_request(toy_engine, policy, mode, must_happen):
+    check_traffic(toy_engine, policy, mode, must_happen)
+
+
+@pytest.mark.parametrize(
+    ("policy", "mode", "must_happen"),
+    [
+        pytest.param("fcfs", "swap", ALWAYS | SWAPS, id="in order of arrival, swapping"),
+        pytest.param("priority", "recompute", ALWAYS | GIVES_WAY, id="by priority, recomputing"),
+    ],
+)
+def test_running_ahead_of_the_tokens_changes_nothing(ahead_engine, policy, mode, must_happen):
+    check_traffic(ahead_engine, policy, mode, must_happen | {"steps begun ahead"})
+
+
+def check_traffic(engine_class, policy, mode, must_happen):
     seen = Counter()
     fixed = {"policy": policy, "preemption_mode": mode}
-    machine = type("TrafficOnToy", (Traffic,), {"engine_class": toy_engine, "fixed": fixed, "seen": seen})
+    machine = type("TrafficOnToy", (Traffic,), {"engine_class": engine_class, "fixed": fixed, "seen": seen})
     run_state_machine_as_test(
         machine,
         settings=settings(

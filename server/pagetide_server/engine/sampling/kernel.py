@@ -1,0 +1,48 @@
+"""Drawing by one Triton kernel, for GPUs: the race of distribution.py, but that no row waits for the host."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from ..sequence import Sequence
+from .distribution import Draw, is_greedy
+from .noise import Noise
+
+# Of a greedy row that is drawn with others: temperature, top_p, min_p; and top_k.
+_GREEDY, _ONE = (1.0, 1.0, 0.0), 1
+
+
+class KernelDrawer:
+    """Draws the tokens of one engine's steps, like `distribution.Drawer`."""
+
+    def __init__(self, noise: Noise) -> None:
+        self._noise = noise
+
+    def draw(self, logits: torch.Tensor, draws: list[Draw]) -> dict[int, int]:
+        """Row to drawn token id; see `Drawer.draw`."""
+        rows = [d.row for d in draws]
+        wanted = logits if rows == list(range(len(logits))) else logits[rows]
+        return dict(zip(rows, self.launch(wanted, [d.sequence for d in draws]).tolist(), strict=True))
+
+    def launch(self, logits: torch.Tensor, sequences: list[Sequence]) -> torch.Tensor:
+        """A token for each row, int64 [rows], on the device; waits for nothing.
+
+        Args:
+            logits: [rows, vocabulary] float32, rows contiguous.
+            sequences: whose next tokens they are; greedy ones get their likeliest token.
+        """
+        from pagetide_kernels.gpu.sample import sample  # needs the package triton
+
+        params = [s.params for s in sequences]
+        shape = [_GREEDY if is_greedy(p) else (p.temperature, p.top_p, p.min_p) for p in params]
+        top_ks = [_ONE if is_greedy(p) else max(0, p.top_k) for p in params]
+        heats, top_ps, min_ps = self._sent(np.array(shape, np.float32).T.copy(), logits.device)
+        starts = self._sent(np.array([self._noise.starts(s) for s in sequences], np.int64), logits.device)
+        top_k = self._sent(np.array(top_ks, np.int32), logits.device)
+        return sample(logits, heats, top_k, top_ps, min_ps, *self._noise.tables, starts)
+
+    @staticmethod
+    def _sent(array: np.ndarray, device: torch.device) -> torch.Tensor:
+        tensor = torch.from_numpy(array)
+        return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
