@@ -7,12 +7,10 @@ thread of its own sends a heartbeat every second, so that a long step is not tak
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import importlib
 import logging
 import os
-import signal
 import socket
 import sys
 import threading
@@ -42,6 +40,7 @@ from ..wire.messages import (
     StepOutput,
 )
 from .channels import Channel, ClientGone
+from .parent import die_with_parent
 from .pulse import HEARTBEAT_SECONDS
 
 # Not `__name__`: this module runs as __main__.
@@ -49,10 +48,6 @@ log = logging.getLogger("pagetide.engine")
 
 WAITING_POLL_MS = 10
 LOADING_SECONDS = 0.1
-_PR_SET_PDEATHSIG = 1
-_PR_SET_NAME = 15
-# At most fifteen bytes.
-PROCESS_NAME = b"pagetide-engine"
 
 
 class Core(Protocol):
@@ -209,19 +204,6 @@ def serve(core: Core, channel: Channel, heart: Callable[[Loop], Heart]) -> None:
         log.exception("an engine step failed")
         raise EngineFailed(f"{type(error).__name__}: {error}", EXIT_ENGINE) from error
     core.close()
-
-
-def die_with_parent(parent: int) -> None:
-    """Have the kernel end this process with its parent (Linux); elsewhere the heartbeat looks."""
-    # The parent decides when to stop: a Ctrl-C or a SIGTERM to the whole group must not cut running requests.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        # For those who look at the list of processes.
-        ctypes.CDLL(None).prctl(_PR_SET_NAME, PROCESS_NAME)
-    if os.getppid() != parent:
-        os._exit(EXIT_ENGINE)
 
 
 def run(launch: Launch, channel: Channel) -> int:
