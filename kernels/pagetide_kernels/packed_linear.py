@@ -10,8 +10,10 @@ from .cpu import linear as cpu_linear
 from .dispatch import choose
 from .reference import linear as plain
 
-# What weights can be kept in: their own type, or 8 bits with a scale a row.
+# What weights can be kept in: their own type, or 8 bits with a scale for every 32 numbers of a row.
 KINDS = ("own", "int8")
+# Numbers of a row that share a scale.
+GROUP = plain.GROUP
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +41,8 @@ def pack(weight: torch.Tensor, kind: str = "own") -> PackedWeight:
     Args:
         weight: float32, float16 or bfloat16 [rows, columns] on the CPU. It may be overwritten, and must not be used
             any more: packed weights of its own type take its memory where they can.
-        kind: `own` keeps every bit; `int8` rounds to 8 bits, scaled by each row's largest.
+        kind: `own` keeps every bit; `int8` rounds to 8 bits, scaled by the largest of every 32
+            numbers of a row.
 
     Raises:
         ValueError: it is no matrix of these types on the CPU, or there is no such kind.
@@ -62,7 +65,7 @@ def pack(weight: torch.Tensor, kind: str = "own") -> PackedWeight:
 def linear(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
     """x w^T + bias, computed in float32.
 
-    With weights of 8 bits the C++ op rounds x to 8 bits, too, with a scale for every 64 numbers of a row; without it
+    With weights of 8 bits the C++ op rounds x to 8 bits, too, with a scale for every 32 numbers of a row; without it
     only the weights are rounded.
 
     Args:

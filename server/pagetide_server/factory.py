@@ -22,6 +22,7 @@ from .model.recording import record, recorded_bytes, recorder_for
 from .model.runner import Runner
 from .model.speed import Speed, measure
 from .model.weights import dtype_name
+from .process_memory import keep_freed
 from .text.tokenizer import Tokenizer
 from .wire.messages import Ready
 
@@ -46,6 +47,8 @@ def create_core(
     # Before the weights, so that one that cannot be had is told at once.
     tokenizer = tokenizer or Tokenizer.load(config)
     loaded = load(config, progress)
+    if loaded.device.type == "cpu":
+        keep_freed()
     if not loaded.eos_token_ids:
         # The model states no end: without one, no structured answer would end.
         loaded = dataclasses.replace(loaded, eos_token_ids=tuple(sorted(tokenizer.eos_token_ids)))

@@ -13,6 +13,7 @@ from typing import Any
 from pagetide_spec.config import EngineConfig, setting_of
 from pagetide_spec.errors import PagetideError, SettingError
 
+from .before_torch import prepare_environment
 from .inputs import Message, Prompt, as_conversations, as_list, one_each
 from .interrupts import held_back
 from .logs import attach_log
@@ -21,7 +22,6 @@ from .requests import RequestMaker
 from .results import OpenPrompt, RequestOutput
 from .text.chat import configured, render
 from .text.tokenizer import Tokenizer
-from .threads import set_up_threads
 from .wire.checks import check_text
 from .wire.messages import AbortRequest, EngineStats, SamplingParams
 
@@ -54,7 +54,7 @@ class LLM:
         self._turn = threading.RLock()
         self.config = _engine_config({"model": model, **engine_config})
         attach_log(self.config.log_level, self.config.log_format)
-        set_up_threads()
+        prepare_environment()
         from .factory import create_core
 
         self._tokenizer = Tokenizer.load(self.config)

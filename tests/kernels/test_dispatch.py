@@ -107,7 +107,8 @@ def test_a_library_that_cannot_be_loaded_is_named(empty_cache: Path, monkeypatch
 needs_compiler = pytest.mark.skipif(not any(map(shutil.which, build.COMPILERS)), reason="no C++ compiler")
 # Whatever was built ahead in this tree does not count.
 LOAD = "from pagetide_kernels.cpu import build; build.PREBUILT = build.FOLDER / 'none'; build.load(); print('loaded')"
-# Prints the largest difference between the op and its reference over a mixed batch.
+# Prints the largest differences between ops and their references: attention over a mixed batch, matrix products. (The
+# products' results are greater than attention's, and a number half-way between two may be rounded either way.)
 COMPARE = """
 import torch
 from pagetide_kernels.paged_attention import paged_attention
@@ -122,6 +123,12 @@ batch = dict(
 for cap in (None, 2.0):
     got = paged_attention(**batch, max_query_len=23, max_context_len=300, scale=0.4, soft_cap=cap)
     print(float((got - reference(**batch, scale=0.4, soft_cap=cap)).abs().max()))
+from pagetide_kernels.packed_linear import linear, pack
+from pagetide_kernels.reference import linear as plain
+weight, x = torch.randn(75, 70), torch.randn(9, 70)
+exact = plain.linear(plain.rounded(x), *plain.quantize(weight))
+print(float((linear(x, pack(weight.clone(), "int8")) - exact).abs().max()) * 1e-3)
+print(float((linear(x, pack(weight)) - x.double() @ weight.double().T).abs().max()) * 1e-1)
 """
 
 
@@ -145,5 +152,5 @@ def test_processes_that_start_together_build_once(empty_cache: Path) -> None:
 def test_every_instruction_set_computes_the_same(empty_cache: Path, capability: str) -> None:
     process = start(COMPARE, ATEN_CPU_CAPABILITY=capability, PAGETIDE_KERNELS="cpp")
     differences = [float(line) for line in process.communicate(timeout=200)[0].split()]
-    assert len(differences) == 2
+    assert len(differences) == 4
     assert max(differences) < 2e-6

@@ -43,13 +43,13 @@ def test_eight_bits_are_what_the_reference_says(rows: int, columns: int, dtype: 
     weight, x = made(rows, columns, dtype)
     numbers, scales = reference.quantize(weight)
     packed = pack(weight.clone(), "int8")
-    torch.testing.assert_close(look_up(torch.arange(rows), packed), numbers.float() * scales[:, None])
+    torch.testing.assert_close(look_up(torch.arange(rows), packed), reference.widened(numbers, scales))
     left = reference.rounded(x) if packed.panels else x
-    exact = reference.linear(left.double(), numbers.double(), scales.double())
+    exact = reference.linear(left.double(), reference.widened(numbers, scales).double())
     # Numbers that lie half-way between two may be rounded either way where the scales differ in their last bit.
     torch.testing.assert_close(linear(x, packed).double(), exact, rtol=1e-3, atol=2e-2)
     difference = linear(x, packed).double() - x.double() @ weight.double().T
-    assert difference.norm() <= 0.013 * (x.double() @ weight.double().T).norm()
+    assert difference.norm() <= 0.01 * (x.double() @ weight.double().T).norm()
 
 
 @pytest.mark.parametrize("kind", ["own", "int8"])

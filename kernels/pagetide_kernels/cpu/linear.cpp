@@ -58,7 +58,7 @@ void multiply(const Product& p, const T* weights, int threads) {
             if (rows > 2 * MR) add_rows(x + at, p.x_stride, rows, widened(w + at * NR, steps, wide_space), steps, !at, sums);
             else add_rows(x + at, p.x_stride, rows, w + at * NR, steps, !at, sums);
         }
-        write_panel(p, panel, first, rows, sums, nullptr);
+        write_panel(p, panel, first, rows, sums);
     });
 }
 

@@ -56,7 +56,8 @@ def quantize(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     rows, columns = weight.shape
     padded = -(-rows // panel_rows()) * panel_rows()
     packed = torch.empty(padded * (-(-columns // _QUAD) * _QUAD), dtype=torch.uint8)
-    scales = torch.empty(padded)
+    groups = -(-columns // int(build.library().pagetide_group()))
+    scales = torch.empty(padded * groups)
     _function("quantize", NAMES[weight.dtype])(
         weight.data_ptr(), rows, columns, packed.data_ptr(), scales.data_ptr(), torch.get_num_threads()
     )

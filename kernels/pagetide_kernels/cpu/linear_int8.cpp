@@ -1,7 +1,7 @@
-// Matrix products over weights of 8 bits with one scale a row of weights ("output channel").
+// Matrix products over weights of 8 bits with a scale for every GROUP numbers of a row of weights.
 //
-// The left matrix is rounded to 8 bits as well, with a scale for every GROUP numbers of a row, so that products are sums
-// of whole numbers: exact, and four times as fast as float32 where the processor has VNNI. Weights are kept as unsigned
+// The left matrix is rounded to 8 bits in the same way, so that products within a group are sums of whole numbers: exact,
+// and four times as fast as float32 where the processor has VNNI. Weights are kept as unsigned
 // bytes, 128 too large: that is the form in which VNNI wants one side; a group starts at -128 times the sum of its left
 // numbers, which makes up for it.
 
@@ -9,7 +9,7 @@
 
 namespace {
 
-constexpr int64_t GROUP = 64;
+constexpr int64_t GROUP = 32;
 constexpr int QUAD = 4;  // Steps of the inner dimension in one element of a vector.
 typedef int32_t int_vec __attribute__((vector_size(4 * W)));
 
@@ -85,8 +85,8 @@ inline void round_row(const Product& p, int64_t row, Left& left) {
 
 // sums[r][0..NR] (+)= x[r] . panel for one group of R rows.
 template <int R>
-inline void add_group(const int8_t* x, int64_t stride, const uint8_t* panel, int64_t quads, const float* scales,
-                      const int32_t* starts, int64_t groups, bool fresh, float* sums) {
+inline void add_group(const int8_t* x, int64_t stride, const uint8_t* panel, const float* panel_scales, int64_t quads,
+                      const float* scales, const int32_t* starts, int64_t groups, bool fresh, float* sums) {
     int_vec sum[R][NV];
     for (int r = 0; r < R; r++)
         for (int v = 0; v < NV; v++) sum[r][v] = starts[r * groups] - int_vec{};
@@ -103,30 +103,32 @@ inline void add_group(const int8_t* x, int64_t stride, const uint8_t* panel, int
     for (int r = 0; r < R; r++)
         for (int v = 0; v < NV; v++) {
             float* to = sums + r * NR + v * W;
-            store(to, fused(__builtin_convertvector(sum[r][v], vec), all(scales[r * groups]), fresh ? vec{} : load(to)));
+            const vec scale = load(panel_scales + v * W) * all(scales[r * groups]);
+            store(to, fused(__builtin_convertvector(sum[r][v], vec), scale, fresh ? vec{} : load(to)));
         }
 }
 
 template <int R>
-void add_tile(const Product& p, const Left& left, int64_t row, const uint8_t* panel, float* sums) {
+void add_tile(const Product& p, const Left& left, int64_t row, const uint8_t* panel, const float* scales, float* sums) {
     const int64_t groups = groups_of(p.k), stride = padded(p.k);
     for (int64_t g = 0; g < groups; g++)
-        add_group<R>(left.numbers + row * stride + g * GROUP, stride, panel + g * GROUP * NR,
+        add_group<R>(left.numbers + row * stride + g * GROUP, stride, panel + g * GROUP * NR, scales + g * NR,
                      padded(std::min(GROUP, p.k - g * GROUP)) / QUAD, left.scales + row * groups + g,
                      left.starts + row * groups + g, groups, !g, sums);
 }
 
-void add_rows(const Product& p, const Left& left, int64_t first, int64_t rows, const uint8_t* panel, float* sums) {
+void add_rows(const Product& p, const Left& left, int64_t first, int64_t rows, const uint8_t* panel, const float* scales,
+              float* sums) {
     int64_t r = 0;
-    for (; r + MR <= rows; r += MR) add_tile<MR>(p, left, first + r, panel, sums + r * NR);
+    for (; r + MR <= rows; r += MR) add_tile<MR>(p, left, first + r, panel, scales, sums + r * NR);
     first += r;
     sums += r * NR;
     switch (rows - r) {
-        case 5: return add_tile<5>(p, left, first, panel, sums);
-        case 4: return add_tile<4>(p, left, first, panel, sums);
-        case 3: return add_tile<3>(p, left, first, panel, sums);
-        case 2: return add_tile<2>(p, left, first, panel, sums);
-        case 1: return add_tile<1>(p, left, first, panel, sums);
+        case 5: return add_tile<5>(p, left, first, panel, scales, sums);
+        case 4: return add_tile<4>(p, left, first, panel, scales, sums);
+        case 3: return add_tile<3>(p, left, first, panel, scales, sums);
+        case 2: return add_tile<2>(p, left, first, panel, scales, sums);
+        case 1: return add_tile<1>(p, left, first, panel, scales, sums);
     }
 }
 
@@ -139,32 +141,41 @@ void multiply(const Product& p, const uint8_t* weights, const float* scales, int
     share(p, threads, [&](int64_t panel, int64_t first, int64_t rows) {
         static thread_local Buffer space;
         float* sums = space.fit(rows * NR);
-        add_rows(p, shared, first, rows, weights + panel * NR * padded(p.k), sums);
-        write_panel(p, panel, first, rows, sums, scales + panel * NR);
+        add_rows(p, shared, first, rows, weights + panel * NR * padded(p.k), scales + panel * NR * groups_of(p.k), sums);
+        write_panel(p, panel, first, rows, sums);
     });
+}
+
+// One group of row j of a panel.
+template <typename T>
+inline void quantize_group(const T* from, int64_t count, uint8_t* panel, int64_t j, float* scale) {
+    float most = 0;
+    for (int64_t i = 0; i < count; i++) most = std::max(most, std::fabs(to_float(from[i])));
+    *scale = most / 127.f;
+    if (!(most > 0)) return;
+    for (int64_t i = 0; i < count; i++)
+        panel[i / QUAD * NR * QUAD + j * QUAD + i % QUAD] = uint8_t(128 + int(std::nearbyint(to_float(from[i]) / most * 127.f)));
 }
 
 template <typename T>
 void quantize(const T* rows, int64_t n, int64_t k, uint8_t* to, float* scales, int threads) {
+    const int64_t groups = groups_of(k);
 #pragma omp parallel for num_threads(threads)
     for (int64_t panel = 0; panel < panels_of(n); panel++) {
         uint8_t* made = to + panel * NR * padded(k);
+        float* made_scales = scales + panel * NR * groups;
         std::fill(made, made + NR * padded(k), uint8_t(128));
-        for (int64_t j = 0; j < NR; j++) {
-            const int64_t row = panel * NR + j;
-            const T* from = rows + row * k;
-            float most = 0;
-            if (row < n)
-                for (int64_t i = 0; i < k; i++) most = std::max(most, std::fabs(to_float(from[i])));
-            scales[row] = most / 127.f;
-            if (!(most > 0)) continue;
-            for (int64_t i = 0; i < k; i++)
-                made[i / QUAD * NR * QUAD + j * QUAD + i % QUAD] = uint8_t(128 + int(std::nearbyint(to_float(from[i]) / most * 127.f)));
-        }
+        std::fill(made_scales, made_scales + NR * groups, 0.f);
+        for (int64_t j = 0; j < std::min(NR, n - panel * NR); j++)
+            for (int64_t g = 0; g < groups; g++)
+                quantize_group(rows + (panel * NR + j) * k + g * GROUP, std::min(GROUP, k - g * GROUP), made + g * GROUP * NR, j,
+                               made_scales + g * NR + j);
     }
 }
 
 }  // namespace
+
+extern "C" int64_t pagetide_group() { return GROUP; }
 
 extern "C" int pagetide_linear_int8(const float* x, const void* weights, const float* scales, const float* bias, float* y,
                                     const int64_t* sizes, int threads) {
@@ -179,8 +190,11 @@ extern "C" int pagetide_look_up_int8(const uint8_t* weights, const float* scales
     for (int64_t i = 0; i < count; i++)
         if (ids[i] < 0 || ids[i] >= n) return 1;
     for (int64_t i = 0; i < count; i++) {
-        const uint8_t* from = weights + ids[i] / NR * NR * padded(k) + ids[i] % NR * QUAD;
-        for (int64_t d = 0; d < k; d++) to[i * k + d] = scales[ids[i]] * (int(from[d / QUAD * NR * QUAD + d % QUAD]) - 128);
+        const int64_t panel = ids[i] / NR * NR, j = ids[i] % NR;
+        const uint8_t* from = weights + panel * padded(k) + j * QUAD;
+        const float* scale = scales + panel * groups_of(k) + j;
+        for (int64_t d = 0; d < k; d++)
+            to[i * k + d] = scale[d / GROUP * NR] * (int(from[d / QUAD * NR * QUAD + d % QUAD]) - 128);
     }
     return 0;
 }

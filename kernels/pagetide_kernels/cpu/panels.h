@@ -31,17 +31,13 @@ struct Product {
     int64_t chunk() const { return std::min(m, std::max<int64_t>(8 * MR, CHUNK_BYTES / (4 * k) / MR * MR)); }
 };
 
-// The rows of a panel's sums that are columns of y; `scales` (or null) belong to the panel's first column.
-inline void write_panel(const Product& p, int64_t panel, int64_t first, int64_t rows, const float* sums,
-                        const float* scales) {
+// The rows of a panel's sums become columns of y.
+inline void write_panel(const Product& p, int64_t panel, int64_t first, int64_t rows, const float* sums) {
     const int64_t column = panel * NR, count = std::min(NR, p.n - column);
     for (int64_t r = 0; r < rows; r++) {
         float* to = p.y + (first + r) * p.y_stride + column;
         const float* from = sums + r * NR;
-        if (scales)
-            for (int64_t i = 0; i < count; i++) to[i] = from[i] * scales[i];
-        else
-            memcpy(to, from, count * 4);
+        memcpy(to, from, count * 4);
         if (p.bias)
             for (int64_t i = 0; i < count; i++) to[i] += p.bias[column + i];
     }

@@ -60,9 +60,8 @@ def weight_bytes(shape: Shape, dtype: torch.dtype, quantization: str) -> int:
     """Memory of a model's weights; of weights that its own files quantize, as if they were not."""
     if quantization != "int8":
         return shape.parameters * dtype.itemsize
-    numbers, rows = shape.linear
-    scales = rows * torch.float32.itemsize
-    return numbers + scales + (shape.parameters - numbers) * dtype.itemsize
+    numbers, groups = shape.linear
+    return numbers + groups * torch.float32.itemsize + (shape.parameters - numbers) * dtype.itemsize
 
 
 def kv_blocks(config: EngineConfig, loaded: LoadedModel, graph_bytes: int = 0) -> tuple[int, int]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from pagetide_kernels.packed_linear import GROUP
 from pagetide_spec.config import EngineConfig
 from pagetide_spec.errors import SettingError
 
@@ -37,8 +38,8 @@ class Shape:
     """A network without its weights.
 
     parameters: number of distinct weights (tied ones once). embedded: those of the embedding and the logits' matrix.
-    linear: numbers of weights and of rows of all linear layers, tied ones once. relayed: its layers drop unknown
-    keywords, so that the batch must reach attention through `attention.relay`.
+    linear: numbers of weights of all linear layers, and of groups that share a scale in int8, tied ones once. relayed:
+    its layers drop unknown keywords, so that the batch must reach attention through `attention.relay`.
     """
 
     layers: list[Layer]
@@ -116,9 +117,9 @@ def examine(hf_config: Any, config: EngineConfig) -> Shape:
 
 
 def _linear(network: Any) -> tuple[int, int]:
-    """(weights, rows) of the linear layers"""
+    """(weights, groups of a scale) of the linear layers"""
     found = {id(m.weight): m.weight for m in network.modules() if type(m) is torch.nn.Linear}
-    return sum(w.numel() for w in found.values()), sum(w.shape[0] for w in found.values())
+    return sum(w.numel() for w in found.values()), sum(w.shape[0] * -(-w.shape[1] // GROUP) for w in found.values())
 
 
 def _stated_problem(hf_config: Any) -> str | None:

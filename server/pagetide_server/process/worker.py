@@ -23,8 +23,8 @@ import msgspec
 from pagetide_spec.config import EngineConfig
 from pagetide_spec.errors import PagetideError, SettingError
 
+from ..before_torch import prepare_environment
 from ..logs import set_up_logging
-from ..threads import set_up_threads
 from ..wire.faults import EngineFailed
 from ..wire.launch import EXIT_ENGINE, EXIT_SETTING, EXIT_START, Launch
 from ..wire.messages import (
@@ -221,7 +221,7 @@ def main() -> int:
     """Read the `Launch`, connect, run."""
     launch = msgspec.json.decode(sys.stdin.buffer.read(), type=Launch)
     die_with_parent(launch.parent)
-    set_up_threads()
+    prepare_environment()
     set_up_logging(launch.config["log_level"], launch.config["log_format"], "engine")
     channel = Channel(socket.socket(fileno=launch.connection))
     try:

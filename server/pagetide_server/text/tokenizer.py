@@ -15,6 +15,7 @@ from pagetide_spec.config import EngineConfig
 from pagetide_spec.errors import SettingError
 
 from ..checkpoint.files import eos_token_ids, read_json, resolve
+from ..process_memory import return_freed
 from . import convert
 from .settings import NAMED_TOKENS, read_settings, templates
 from .vocabulary import Vocabulary
@@ -83,9 +84,11 @@ class Tokenizer:
             names = ("generation_config.json", "config.json")
             generation, model = (read_json(folder / name, str(folder), missing_ok=True) for name in names)
             eos = eos_token_ids(generation, model, str(folder))
-            return cls(_backend(folder, field, trust_remote_code), read_settings(folder), eos)
+            tokenizer = cls(_backend(folder, field, trust_remote_code), read_settings(folder), eos)
         except SettingError as error:
             raise error.renamed(field) from error
+        return_freed()
+        return tokenizer
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`; `add_special_tokens` puts the model's begin token (or what it wants) around it."""

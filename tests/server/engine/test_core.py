@@ -64,7 +64,7 @@ class FakeSampler:
         if any(s.params.structure or s.params.logprobs is not None for s in sequences):
             return None
         self.launched += 1
-        return FakeLaunched(self.sample(logits, sequences), self.lost)
+        return FakeLaunched(list(logits), self.sample(logits, sequences), self.lost)
 
     def sample(self, logits, sequences):
         if bad := self.broken.intersection(s.request_id for s in sequences):
@@ -81,10 +81,10 @@ class FakeSampler:
 
 
 class FakeLaunched:
-    """What `FakeSampler` would choose, told later; `fault` is raised instead."""
+    """What `FakeSampler` would choose, told later; `fault` is raised instead. The device has a token for every row."""
 
-    def __init__(self, sampled, fault):
-        self.token_ids, self._sampled, self._fault = sampled.token_ids, sampled, fault
+    def __init__(self, token_ids, sampled, fault):
+        self.token_ids, self._sampled, self._fault = token_ids, sampled, fault
 
     def wait(self):
         if self._fault is not None:
@@ -747,7 +747,7 @@ def test_an_abort_of_all_leaves_a_step_to_end(harness):
 def test_a_failing_step_keeps_the_tokens_on_their_way(harness):
     made = harness(runs_ahead=True)
     made.add("a", max_tokens=9)
-    made.add("b", prompt=9, max_tokens=1)
+    made.add("b", prompt=list(range(60, 69)), max_tokens=1)
     made.step()
     made.runner.faults["a"] = MemoryError("no room")
     made.step()

@@ -221,7 +221,8 @@ def test_what_looks_at_tokens_waits_for_them_when_running_ahead(tiny_model, undi
     with LLM(str(tiny_model("llama")), dtype="float32", kv_cache_memory_gib=0.05, max_model_len=256) as llm:
         assert demanding_answers(llm) == undisturbed
         plain = [SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True)] * 4
-        mixed = llm.generate(prompts_for(llm.vocab_size)[:8], plain + DEMANDING[2:6])
+        demanding = [msgspec.structs.replace(params, max_tokens=NEW_TOKENS) for params in DEMANDING[2:6]]
+        mixed = llm.generate(prompts_for(llm.vocab_size)[:8], plain + demanding)
         assert [tuple(r.outputs[0].token_ids) for r in mixed[:4]] == expected(str(tiny_model("llama")))[:4]
 
 

@@ -81,6 +81,8 @@ def gpu_of_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
     def to_device(arrays: Sequence[np.ndarray], device: torch.device) -> list[torch.Tensor]:
         return [torch.empty(a.shape, dtype=torch.from_numpy(a).dtype, device=device) for a in arrays]
 
+    # A model that other tests have loaded may have layers for the CPU.
+    monkeypatch.setenv(dispatch.VARIABLE, "triton")
     monkeypatch.setattr(dispatch, "_choose", lambda device_type, wanted: dispatch.Choice("triton", "a test"))
     monkeypatch.setattr(batch_module, "to_device", to_device)
     for kind in (InterpretedFunction, JITFunction):

@@ -22,6 +22,12 @@ PROMPTS = [[20 + i, *range(30, 30 + 7 * i), 200 - i] for i in range(4)]
 Load = Callable[[str], LoadedModel]
 
 
+@pytest.fixture(autouse=True)
+def plain_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The layers of transformers, which a GPU starts from; C++ ops for the CPU come with layers of their own."""
+    monkeypatch.setenv("PAGETIDE_KERNELS", "torch")
+
+
 def test_greedy_equals_generate(
     tiny_kind: str, tiny_model: Callable[[str], Path], loaded_tiny: Load, toy: types.SimpleNamespace
 ) -> None:

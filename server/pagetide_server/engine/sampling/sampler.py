@@ -15,6 +15,7 @@ from ..sequence import Sequence
 from .distribution import Draw, Drawer, is_greedy
 from .kernel import KernelDrawer
 from .launched import Choosing, Chosen
+from .likeliest import likeliest
 from .logprobs import token_logprobs
 from .masks import mask_logits
 from .noise import Noise
@@ -84,7 +85,7 @@ class Sampler:
         logits = logits.contiguous()
         raw = _RawRows(logits, sequences)
         faults = self._change(logits, sequences)
-        best = logits.argmax(-1)
+        best = likeliest(logits)
         tops = logits.gather(-1, best.unsqueeze(1)).squeeze(1).tolist()
         tokens = best.tolist()
         broken = [row for row, top in enumerate(tops) if not math.isfinite(top)]

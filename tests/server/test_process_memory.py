@@ -1,0 +1,73 @@
+"""What was freed is kept for the next step, or goes back to the system, as it is asked for."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from pagetide_server.process_memory import use_huge_pages
+
+BEGIN = """
+import ctypes, pathlib, resource
+from pagetide_server.process_memory import keep_freed, return_freed
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+def take(size):
+    piece = ctypes.c_void_p(libc.malloc(size))
+    ctypes.memset(piece, 1, size)
+    return piece
+def resident():
+    return int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * 4096 // 2**20
+"""
+# Small pieces, and one that stays at the end of the heap: without help the C library keeps them all.
+RETURN = """
+pieces = [take(1000) for _ in range(100_000)]
+last = take(1000)
+for piece in pieces:
+    libc.free(piece)
+before = resident()
+return_freed()
+print(before - resident())
+"""
+# A step's large tensor, taken and freed again and again: thousands of pages that must be cleared each time.
+KEEP = """
+KEPT
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    libc.free(take(64 << 20))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+faults()
+print(faults())
+"""
+
+
+def said_by(script: str) -> int:
+    done = subprocess.run([sys.executable, "-c", BEGIN + script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout)
+
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="speaks to glibc")
+
+
+@linux
+def test_freed_memory_is_returned() -> None:
+    assert said_by(RETURN) > 80
+
+
+@linux
+def test_freed_memory_is_kept() -> None:
+    assert said_by(KEEP.replace("KEPT", "keep_freed()")) < 1000 < said_by(KEEP.replace("KEPT", ""))
+
+
+@pytest.mark.parametrize(
+    ("stated", "found"),
+    [pytest.param(None, "1", id="on"), pytest.param("0", "0", id="what the user set stays")],
+)
+def test_huge_pages(stated: str | None, found: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", {} if stated is None else {"THP_MEM_ALLOC_ENABLE": stated})
+    use_huge_pages()
+    assert os.environ["THP_MEM_ALLOC_ENABLE"] == found
