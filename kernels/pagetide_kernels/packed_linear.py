@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import torch
 
@@ -35,7 +36,9 @@ class PackedWeight:
         return self.data.nbytes + (self.scales.nbytes if self.scales is not None else 0)
 
 
-def pack(weight: torch.Tensor, kind: str = "own") -> PackedWeight:
+def pack(
+    weight: torch.Tensor, kind: str = "own", release: Callable[[torch.Tensor], object] | None = None
+) -> PackedWeight:
     """Bring weights into the form for `linear`.
 
     Args:
@@ -43,6 +46,7 @@ def pack(weight: torch.Tensor, kind: str = "own") -> PackedWeight:
             any more: packed weights of its own type take its memory where they can.
         kind: `own` keeps every bit; `int8` rounds to 8 bits, scaled by the largest of every 32
             numbers of a row.
+        release: is given rows of `weight` that int8 does not need any more, while others are still to come.
 
     Raises:
         ValueError: it is no matrix of these types on the CPU, or there is no such kind.
@@ -58,7 +62,7 @@ def pack(weight: torch.Tensor, kind: str = "own") -> PackedWeight:
     if choose(weight.device).name != "cpp":
         data, scales = plain.quantize(weight) if kind == "int8" else (weight, None)
         return PackedWeight(rows, columns, data, scales, panels=False)
-    data, scales = cpu_linear.quantize(weight) if kind == "int8" else (cpu_linear.pack(weight), None)
+    data, scales = cpu_linear.quantize(weight, release) if kind == "int8" else (cpu_linear.pack(weight), None)
     return PackedWeight(rows, columns, data, scales, panels=True)
 
 

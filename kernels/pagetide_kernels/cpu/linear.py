@@ -23,6 +23,8 @@ _TAKES = {
 }
 # Bytes of an int8 panel come in fours.
 _QUAD = 4
+# Panels that are quantized at a time.
+_PIECE_PANELS = 256
 
 
 @functools.cache
@@ -51,16 +53,22 @@ def pack(weight: torch.Tensor) -> torch.Tensor:
     return packed.view(-1)
 
 
-def quantize(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(panels of 8 bits, scales) of contiguous `weight` [rows, columns]."""
+def quantize(
+    weight: torch.Tensor, release: Callable[[torch.Tensor], object] | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(panels of 8 bits, scales) of contiguous `weight` [rows, columns]; `release` is given rows that were read."""
     rows, columns = weight.shape
     padded = -(-rows // panel_rows()) * panel_rows()
-    packed = torch.empty(padded * (-(-columns // _QUAD) * _QUAD), dtype=torch.uint8)
+    width = -(-columns // _QUAD) * _QUAD
     groups = -(-columns // int(build.library().pagetide_group()))
-    scales = torch.empty(padded * groups)
-    _function("quantize", NAMES[weight.dtype])(
-        weight.data_ptr(), rows, columns, packed.data_ptr(), scales.data_ptr(), torch.get_num_threads()
-    )
+    packed, scales = torch.empty(padded * width, dtype=torch.uint8), torch.empty(padded * groups)
+    function, step = _function("quantize", NAMES[weight.dtype]), panel_rows() * _PIECE_PANELS
+    for first in range(0, rows, step):
+        piece = weight[first : first + step]
+        targets = packed[first * width :].data_ptr(), scales[first * groups :].data_ptr()
+        function(piece.data_ptr(), len(piece), columns, *targets, torch.get_num_threads())
+        if release is not None:
+            release(piece)
     return packed, scales
 
 

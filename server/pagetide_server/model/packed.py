@@ -83,7 +83,7 @@ def pack_network(network: Any, layers: list[Layer], kind: str, float_activations
 def packed(weight: torch.Tensor, kind: str) -> PackedWeight:
     """The packed form of `weight`, whose own memory is given up."""
     source = weight.data
-    made = pack(source.clone() if kind == "own" else source, kind)
+    made = pack(source.clone() if kind == "own" else source, kind, give_back)
     give_back(source)
     weight.data = torch.empty(0, dtype=source.dtype)
     return made
