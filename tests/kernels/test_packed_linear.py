@@ -91,6 +91,28 @@ def test_nan_and_infinity_stay_in_their_row(kind: str) -> None:
     assert torch.equal(got[others], clean[others])
 
 
+@pytest.mark.parametrize("kernels", ["auto", "torch"])
+@pytest.mark.parametrize("kind", ["own", "int8"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_broken_weight_shows_in_its_output(
+    value: float, kind: str, kernels: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(dispatch.VARIABLE, kernels)
+    weight, x = made(70, 130)
+    weight[7, 5] = value
+    got = linear(x, pack(weight, kind))
+    assert not got[:, 7].isfinite().any()
+    assert got[:, [*range(7), *range(8, 70)]].isfinite().all()
+
+
+@pytest.mark.parametrize("kind", ["own", "int8"])
+def test_no_rows_give_no_rows(kind: str) -> None:
+    weight, x = made(70, 33)
+    packed = pack(weight, kind)
+    assert linear(x[:0], packed).shape == (0, 70)
+    assert look_up(torch.empty(0, dtype=torch.long), packed).shape == (0, 33)
+
+
 def test_rows_of_zeros_have_a_scale_of_zero() -> None:
     weight, x = made(70, 130)
     weight[7] = 0

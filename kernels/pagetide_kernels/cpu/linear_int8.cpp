@@ -150,9 +150,14 @@ void multiply(const Product& p, const uint8_t* weights, const float* scales, int
 template <typename T>
 inline void quantize_group(const T* from, int64_t count, uint8_t* panel, int64_t j, float* scale) {
     float most = 0;
-    for (int64_t i = 0; i < count; i++) most = std::max(most, std::fabs(to_float(from[i])));
-    *scale = most / 127.f;
-    if (!(most > 0)) return;
+    bool finite = true;
+    for (int64_t i = 0; i < count; i++) {
+        const float size = std::fabs(to_float(from[i]));
+        finite = finite && size <= std::numeric_limits<float>::max();
+        most = std::max(most, size);
+    }
+    *scale = finite ? most / 127.f : NAN;  // a broken weight must show, not count as 0
+    if (!finite || !(most > 0)) return;
     for (int64_t i = 0; i < count; i++)
         panel[i / QUAD * NR * QUAD + j * QUAD + i % QUAD] = uint8_t(128 + int(std::nearbyint(to_float(from[i]) / most * 127.f)));
 }

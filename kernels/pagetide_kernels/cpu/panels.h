@@ -46,6 +46,7 @@ inline void write_panel(const Product& p, int64_t panel, int64_t first, int64_t 
 // Calls work(panel, first row, rows) for every piece, the panels of some rows before the next rows.
 template <typename Work>
 void share(const Product& p, int threads, Work work) {
+    if (!p.m) return;  // an expert that no token chose
     const int64_t chunk = p.chunk(), panels = panels_of(p.n), pieces = (p.m + chunk - 1) / chunk * panels;
     const int64_t at_once = std::max<int64_t>(1, pieces / (threads * 8));
 #pragma omp parallel for schedule(dynamic, at_once) num_threads(threads)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from .kinds import kind_of
 from .merging import GATE_UP, can_merge, merge
 
 # What transformers calls the activations that `gated` knows.
@@ -87,7 +88,7 @@ def fuse(network: torch.nn.Module) -> list[str]:
 
 
 def _fused(module: Any) -> torch.nn.Module | None:
-    kind = type(module).__name__
+    kind = kind_of(module)
     if kind in _NORMS or kind in _PLUS_ONE_NORMS:
         return FusedNorm(module, kind in _PLUS_ONE_NORMS)
     if kind not in _GATED or not can_merge(GATE_UP.separate(module)):

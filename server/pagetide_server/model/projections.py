@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from .kinds import kind_of
 from .merging import QUERY_KEY_VALUE, can_merge, merge
 
 
@@ -65,13 +66,18 @@ class Projection(torch.nn.Module):
 def merge_projections(network: torch.nn.Module) -> int:
     """Merge q_proj, k_proj and v_proj in the attention layers of `network`; in how many layers that was done.
 
-    Layers that the model merges itself, and quantized ones, stay. At most one layer's weights lie there twice.
+    Layers that the model merges itself, quantized ones, and those of a model's own code, which may read their weights,
+    stay. At most one layer's weights lie there twice.
     """
     merged = 0
     for layer in network.modules():
-        if isinstance(getattr(layer, "layer_idx", None), int) and can_merge(QUERY_KEY_VALUE.separate(layer)):
+        if isinstance(getattr(layer, "layer_idx", None), int) and _is_known(layer):
             made = MergedProjections(QUERY_KEY_VALUE.separate(layer))
             for index, name in enumerate(QUERY_KEY_VALUE.parts):
                 setattr(layer, name, Projection(made, index))
             merged += 1
     return merged
+
+
+def _is_known(layer: torch.nn.Module) -> bool:
+    return bool(kind_of(layer)) and can_merge(QUERY_KEY_VALUE.separate(layer))

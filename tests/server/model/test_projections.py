@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from pagetide_server.model import fused, projections
 from pagetide_server.model.loader import LoadedModel
@@ -164,17 +165,18 @@ def test_nothing_is_kept_behind_the_last_call(last: Callable[[Any, torch.Tensor]
     assert not attention.q_proj.merged._waiting
 
 
-class OtherLinear(torch.nn.Linear):
-    """Stands for a quantized layer."""
+class OwnNorm(torch.nn.LayerNorm):
+    """Stands for a model's own code."""
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        pytest.param("k_proj", OtherLinear(7, 3), id="another type of layer"),
+        pytest.param("k_proj", NonDynamicallyQuantizableLinear(7, 3), id="another type of layer"),
         pytest.param("k_proj", torch.nn.Linear(7, 3, bias=False), id="not all have a bias"),
         pytest.param("v_proj", torch.nn.Linear(6, 5), id="another input size"),
         pytest.param("v_proj", None, id="no values of its own"),
+        pytest.param("k_norm", OwnNorm(3), id="a part is of the model's own code"),
         pytest.param("layer_idx", None, id="no attention layer of a decoder"),
     ],
 )
