@@ -1,7 +1,7 @@
 """Which implementation of the ops runs on a device, and why.
 
-`PAGETIDE_KERNELS` overrides the choice: `triton` (also on a CPU under TRITON_INTERPRET=1, for tests), `cpp` (attention
-in C++ for the CPU), `torch` (torch's own ops, everywhere), or `auto`.
+`PAGETIDE_KERNELS` overrides the choice: `triton` (also on a CPU under TRITON_INTERPRET=1, for tests), `cpp` (C++, for a
+CPU), `torch` (torch's own ops, everywhere), or `auto`.
 """
 
 from __future__ import annotations
