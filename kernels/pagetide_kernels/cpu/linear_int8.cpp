@@ -153,11 +153,12 @@ inline void quantize_group(const T* from, int64_t count, uint8_t* panel, int64_t
     float most = 0;
     bool finite = true;
     for (int64_t i = 0; i < count; i++) {
-        most = std::max(most, std::fabs(to_float(from[i])));
-        finite &= std::isfinite(to_float(from[i]));
+        const float size = std::fabs(to_float(from[i]));
+        finite = finite && size <= std::numeric_limits<float>::max();
+        most = std::max(most, size);
     }
-    *scale = finite ? most / 127.f : NAN;  // and all of the group is NaN
-    if (!finite || most == 0) return;
+    *scale = finite ? most / 127.f : NAN;  // a broken weight must show, not count as 0
+    if (!finite || !(most > 0)) return;
     for (int64_t i = 0; i < count; i++)
         panel[i / QUAD * NR * QUAD + j * QUAD + i % QUAD] = uint8_t(128 + int(std::nearbyint(to_float(from[i]) / most * 127.f)));
 }

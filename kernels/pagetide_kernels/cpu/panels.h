@@ -63,7 +63,7 @@ void in_parallel(int64_t count, int64_t at_once, int threads, Work work) {
 // Calls work(panel, first row, rows) for every piece, the panels of some rows before the next rows. Throws std::bad_alloc.
 template <typename Work>
 void share(const Product& p, int threads, Work work) {
-    if (p.m == 0) return;
+    if (!p.m) return;  // an expert that no token chose
     const int64_t chunk = p.chunk(), panels = panels_of(p.n), pieces = (p.m + chunk - 1) / chunk * panels;
     in_parallel(pieces, std::max<int64_t>(1, pieces / (threads * 8)), threads, [&](int64_t i) {
         const int64_t first = i / panels * chunk;

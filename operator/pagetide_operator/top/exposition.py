@@ -13,6 +13,7 @@ from pagetide_spec.metrics import PREFIX, SERVER_METRICS
 
 from ..autoscaling.samples import Buckets
 from ..autoscaling.windows import count_of, difference, quantile
+from .numbers import plain
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,13 +52,19 @@ def look(text: str, at: float) -> Look:
             metric = SERVER_METRICS.get(name)
             if metric is not None and metric.buckets:
                 if short != name:
-                    buckets[name][float(sample.labels["le"])] += sample.value
+                    buckets[name][_bound(sample.labels)] += sample.value
             elif metric is not None:
                 own = sample.labels.get(metric.labels[0], "") if len(metric.labels) == 1 else ""
-                values[name, own] += sample.value
+                values[name, plain(own)] += sample.value
     if ("requests_running", "") not in values:
         raise ValueError("these are not the metrics of a Pagetide server")
     return Look(at, dict(values), {name: tuple(sorted(found.items())) for name, found in buckets.items()})
+
+
+def _bound(labels: Mapping[str, str]) -> float:
+    if "le" not in labels:
+        raise ValueError("a histogram's bucket has no label le")
+    return float(labels["le"])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,6 +10,11 @@ GOOD, WARN, BAD = "green", "yellow", "red"
 NEARLY, FULL = 0.8, 0.95
 
 
+def plain(text: object) -> str:
+    """What somebody else says, on one line and without what would steer the terminal."""
+    return "".join(c if c.isprintable() else " " for c in str(text))
+
+
 def seconds(value: float | None) -> str:
     """`12 ms`, `1.25 s`."""
     if value is None:

@@ -17,6 +17,7 @@ from pagetide_spec.names import PATH_METRICS, PATH_READY
 
 from .exposition import Change, Look, has_begun_anew, look
 from .frame import Frame, Row, row_of
+from .numbers import plain
 
 TIMEOUT_S = 5.0
 # The window over which rates and quantiles are told.
@@ -95,7 +96,7 @@ class Web:
             NoAnswer: it says nothing.
         """
         status, text = await self._ask(PATH_READY)
-        return f"unready: {text.strip()}" if status == 503 else "ready"
+        return f"unready: {plain(text.strip())}" if status == 503 else "ready"
 
     async def _ask(self, path: str) -> tuple[int, str]:
         """Status and body of an answer."""
@@ -161,7 +162,7 @@ class GatewaySource:
         try:
             found = json.loads(text)
             out = gateway_frame(f"gateway {self._web.url}", found, self._before)
-        except (ValueError, LookupError, TypeError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
             raise NoAnswer(f"{self._web.url}{PATH_SUMMARY}: not understood: {error!r}") from None
         self._before = found
         return out
@@ -187,28 +188,35 @@ def gateway_row(model: str, now: Mapping[str, Any], before: Mapping[str, Any] | 
     """One replica as a gateway sees it."""
 
     def grown(name: str) -> float | None:
-        here, then = now.get(name), (before or {}).get(name)
+        here, then = _number(now, name), _number(before or {}, name)
         return here - then if here is not None and then is not None and here >= then else None
 
     tokens, queries, hits = grown("generatedTokens"), grown("queryTokens"), grown("hitTokens")
     state = now["state"] + (f": {now['reason']}" if now.get("reason") else "")
-    running, places = now.get("running"), now.get("maxRunning")
+    running, places = _number(now, "running"), _number(now, "maxRunning")
     return Row(
-        model,
-        now["name"],
-        state,
+        plain(model),
+        plain(now["name"]),
+        plain(state),
         running=running,
-        waiting=now.get("waiting"),
+        waiting=_number(now, "waiting"),
         batch=running / places if running is not None and places else None,
-        kv=now.get("kvUsedRatio"),
+        kv=_number(now, "kvUsedRatio"),
         hits=hits / queries if queries and hits is not None else None,
         tokens=tokens / seconds if tokens is not None and seconds > 0 else None,
     )
+
+
+def _number(told: Mapping[str, Any], name: str) -> float | None:
+    value = told.get(name)
+    if value is not None and not isinstance(value, int | float):
+        raise TypeError(f"{name} is {value!r}, not a number")
+    return None if value is None else float(value)
 
 
 def service_line(service: Mapping[str, Any]) -> str:
     """A service in one line: replicas, and what waits at the gateway."""
     ready = sum(r["state"] == "ready" for r in service["replicas"])
     in_flight = sum(r["inFlight"] for r in service["replicas"])
-    held = f", {service['held']} held" if service["held"] else ""
-    return f"{service['model']}: {ready} of {len(service['replicas'])} ready, {in_flight} in flight{held}"
+    held = f", {service['held']:d} held" if service["held"] else ""
+    return f"{plain(service['model'])}: {ready} of {len(service['replicas'])} ready, {in_flight} in flight{held}"

@@ -27,7 +27,7 @@ def histogram(text: str, name: str) -> Histogram | None:
             continue
         for sample in family.samples:
             if sample.name in (f"{name}_bucket", f"{name}_sum"):
-                key = float(sample.labels["le"]) if sample.name.endswith("_bucket") else None
+                key = float(sample.labels.get("le", "")) if sample.name.endswith("_bucket") else None
                 found[key] = found.get(key, 0.0) + sample.value
     return found or None
 

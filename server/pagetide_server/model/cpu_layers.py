@@ -16,6 +16,7 @@ from pagetide_kernels.packed_linear import PackedWeight, linear, pack
 from pagetide_kernels.paged_attention import paged_attention
 
 from .attention import StepAttention
+from .kinds import kind_of
 from .mapped import give_back
 from .network import Layer
 
@@ -120,7 +121,7 @@ def swap_layers(network: Any, layers: list[Layer], kind: str) -> int:
 
 
 def _is_known(layer: Any) -> bool:
-    if type(layer).__name__ not in _NORMED_BEFORE | _NORMED_TWICE or not hasattr(layer, "self_attn"):
+    if kind_of(layer) not in _NORMED_BEFORE | _NORMED_TWICE or not hasattr(layer, "self_attn"):
         return False
     attention, mlp = layer.self_attn, layer.mlp
     groups = (

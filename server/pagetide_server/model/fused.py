@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from .kinds import kind_of
+
 # What transformers calls the activations that `gated` knows.
 _ACTIVATIONS = {
     "silu": "silu",
@@ -84,7 +86,7 @@ def fuse(network: torch.nn.Module) -> list[str]:
 
 
 def _fused(module: Any) -> torch.nn.Module | None:
-    kind = type(module).__name__
+    kind = kind_of(module)
     if kind in _NORMS or kind in _PLUS_ONE_NORMS:
         return FusedNorm(module, kind in _PLUS_ONE_NORMS)
     if kind not in _GATED or not _is_plain(module):

@@ -20,7 +20,7 @@ from .network import Layer, examine
 from .packed import pack_network
 from .residual import join_residuals
 from .rotary import defer_rotary
-from .stored import stored_dtype
+from .stored import restore_computed, stored_dtype
 from .weights import dtype_name, load_weights, reported_weights
 
 log = logging.getLogger(__name__)
@@ -69,6 +69,9 @@ def load(config: EngineConfig, progress: Progress = silent) -> LoadedModel:
     kept_as = (stored_dtype(weight_files(folder, config)) if packs and dtype == torch.float32 else None) or dtype
     with reported_weights(progress):
         network = load_weights(folder, config, kept_as, device, shape)
+        if kept_as != dtype and not restore_computed(network):
+            kept_as = dtype
+            network = load_weights(folder, config, kept_as, device, shape)
     if kernels == "triton" and device.type == "cuda":
         _use_fused_ops(network)
     if packs:

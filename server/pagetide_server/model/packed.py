@@ -15,6 +15,7 @@ from pagetide_kernels.dispatch import choose
 from pagetide_kernels.packed_linear import PackedWeight, linear, look_up, pack
 
 from .cpu_layers import swap_layers
+from .kinds import kind_of
 from .mapped import give_back
 from .network import Layer
 
@@ -110,5 +111,5 @@ def _pack_tied(network: Any, kind: str) -> int | None:
 
 def _is_plain_embedding(embedding: Any) -> bool:
     """Whether it looks rows up and at most multiplies them by a scale that we know how to find."""
-    scaled = type(embedding).__name__.endswith("TextScaledWordEmbedding") and hasattr(embedding, "embed_scale")
+    scaled = kind_of(embedding).endswith("TextScaledWordEmbedding") and hasattr(embedding, "embed_scale")
     return scaled or type(embedding) is torch.nn.Embedding

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from .fused import FusedNorm
+from .kinds import kind_of
 
 # Their forward is: x += attention(norm(x)); x += mlp(norm(x)).
 _LAYERS = {"GemmaDecoderLayer", "LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"}
@@ -15,7 +16,7 @@ _LAYERS = {"GemmaDecoderLayer", "LlamaDecoderLayer", "MistralDecoderLayer", "Qwe
 
 def join_residuals(network: torch.nn.Module) -> int:
     """Change the decoder layers of a network whose norms were swapped by `fused.fuse`; how many were changed."""
-    known = [m for m in network.modules() if type(m).__name__ in _LAYERS and "forward" not in vars(m)]
+    known = [m for m in network.modules() if kind_of(m) in _LAYERS and "forward" not in vars(m)]
     joined: list[Any] = [m for m in known if isinstance(getattr(m, "post_attention_layernorm", None), FusedNorm)]
     for layer in joined:
         layer.forward = types.MethodType(_forward, layer)

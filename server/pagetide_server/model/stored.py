@@ -6,6 +6,7 @@ import json
 import struct
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -19,6 +20,23 @@ def stored_dtype(files: Iterable[Path]) -> torch.dtype | None:
     """
     kinds = {tensor["dtype"] for path in files for tensor in _header(path).values()}
     return _NARROW.get(kinds.pop()) if len(kinds) == 1 else None
+
+
+def restore_computed(network: Any) -> bool:
+    """Give a network that was loaded in 16 bits, but will compute in float32, its own constants unrounded.
+
+    Returns:
+        whether that is done: there may be some that we do not know how to make.
+    """
+    for module in network.modules():
+        for name in sorted(module._non_persistent_buffers_set):
+            if getattr(module, name).dtype not in _NARROW.values():
+                continue
+            exact = getattr(module, f"scalar_{name}", None)
+            if not isinstance(exact, float):
+                return False
+            setattr(module, name, torch.tensor(exact, dtype=torch.float32))
+    return True
 
 
 def _header(path: Path) -> dict[str, dict[str, str]]:

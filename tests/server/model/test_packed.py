@@ -104,6 +104,26 @@ def test_float32_from_files_of_16_bits_keeps_them_and_loses_nothing(
     assert torch.equal(logits(narrow, prompts()[2], toy), logits(exact, prompts()[2], toy))
 
 
+@needs_cpp
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("kind", ["gemma3", "gemma2"])
+def test_a_networks_own_constants_are_not_rounded_to_its_files_type(
+    kind: str, tied: bool, tiny_model: Callable[[str], Path], tmp_path: Path, toy: Toy
+) -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    # The root of its width is what its embedding is scaled by; no number of 16 bits is the root of 60.
+    config = AutoConfig.from_pretrained(tiny_model(kind), hidden_size=60, tie_word_embeddings=tied)
+    torch.manual_seed(3)
+    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(tmp_path)
+    loaded = load(EngineConfig(model=str(tmp_path)))
+    exact = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    prompt = prompts()[2]
+    with torch.inference_mode():
+        expected = exact(torch.tensor([prompt])).logits[0]
+    assert relative_error(logits(loaded, prompt, toy), expected) < 1e-5
+
+
 @pytest.mark.parametrize(
     ("quantization", "device", "stated", "problem"),
     [
