@@ -108,7 +108,7 @@ def test_a_killed_replica_leaves_nothing_of_its_own_behind(up, manifest, until):
     until(lambda: one.service("a-nested")["pods"][0]["restarts"] == 1)
     until(lambda: one.service("a-nested")["readyReplicas"] == 1)
     assert len(one.left_over()) == 3, "runner, replica and its child; the first replica's child is gone"
-    assert "killed by SIGKILL" in one.text
+    assert "killed by SIGKILL; next start" in one.text
     assert one.end() == 0
     assert one.left_over() == []
 
