@@ -9,9 +9,11 @@ figures, and `--from FILE ...` prints the table of what was kept, so that a long
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -25,6 +27,10 @@ from peers.workloads import WORKLOADS, requests_of
 DEFAULT = ["pagetide", "openvino", "vllm", "llama.cpp", "transformers", "transformers-cb"]
 
 
+class WrongCall(Exception):
+    """What the command line asks for cannot be done; the text says why."""
+
+
 class RunFailed(Exception):
     """A contender could not finish its job; the text has the end of what it said."""
 
@@ -32,17 +38,33 @@ class RunFailed(Exception):
 def main() -> int:
     """Run what the command line asks for; the exit code."""
     arguments = _parser().parse_args()
-    if arguments.kept:
-        print(table(lines(_kept(arguments.kept))))
-        return 0
-    if arguments.model is None:
-        print("cpu_peers: error: MODEL is required; give the folder of a model", file=sys.stderr)
-        return 2
     try:
-        check_precisions([CONTENDERS[name] for name in arguments.contenders], arguments.unlike_precisions)
-    except UnlikePrecisions as error:
+        if arguments.kept:
+            print(table(lines(_kept(arguments.kept))))
+            return 0
+        _check(arguments)
+        return _compare(arguments)
+    except (WrongCall, UnlikePrecisions) as error:
         print(f"cpu_peers: error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("cpu_peers: interrupted; --json has the runs that came to their end", file=sys.stderr)
+        return 130
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    """Raise WrongCall or UnlikePrecisions for what cannot be, before an hour is spent on it."""
+    if arguments.model is None:
+        raise WrongCall("MODEL is required; give the folder of a model")
+    for name, least in (("rounds", 1), ("threads", 1), ("timeout", 1)):
+        if not least <= getattr(arguments, name) < float("inf"):
+            raise WrongCall(f"--{name}: must be at least {least}, not {getattr(arguments, name):g}")
+    if arguments.json and (arguments.json.is_dir() or not arguments.json.absolute().parent.is_dir()):
+        raise WrongCall(f"--json: {arguments.json} is no file that can be written")
+    check_precisions([CONTENDERS[name] for name in arguments.contenders], arguments.unlike_precisions)
+
+
+def _compare(arguments: argparse.Namespace) -> int:
     runs: list[Run] = []
     for run in _runs(arguments, _installed(arguments)):
         runs.append(run)
@@ -75,7 +97,10 @@ def _kept(paths: Sequence[Path]) -> list[Run]:
     runs: list[Run] = []
     for path in paths:
         done = 1 + max((run.round for run in runs), default=-1)
-        found = [Run(**each) for each in json.loads(path.read_text("utf-8"))["runs"]]
+        try:
+            found = [Run(**each) for each in json.loads(path.read_text("utf-8"))["runs"]]
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise WrongCall(f"--from: {path} is not what --json wrote: {error}") from None
         runs += [dataclasses.replace(run, round=done + run.round) for run in found]
     return runs
 
@@ -141,16 +166,35 @@ def drive(command: Sequence[str], job: str, peers: Path, timeout: float) -> dict
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result.json"
         try:
-            done = subprocess.run(
-                [*command, str(result)], input=job, env=environment, capture_output=True, text=True, timeout=timeout
-            )
+            code, said = _run([*command, str(result)], job, environment, timeout)
         except subprocess.TimeoutExpired:
             raise RunFailed(f"took longer than {timeout:.0f} s") from None
-        if done.returncode or not result.exists():
-            raise RunFailed(f"exit code {done.returncode}: {(done.stderr or done.stdout)[-1500:]}")
+        if code or not result.exists():
+            raise RunFailed(f"exit code {code}: {said[-1500:]}")
         found: dict[str, object] = json.loads(result.read_text("utf-8"))
         return found
 
 
+def _run(command: Sequence[str], job: str, environment: dict[str, str], timeout: float) -> tuple[int, str]:
+    """Exit code and output; whatever happens, neither the process nor a server that it started is left running.
+
+    Raises:
+        subprocess.TimeoutExpired: it took too long.
+    """
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(
+        command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment, start_new_session=True
+    )
+    try:
+        out, err = process.communicate(job, timeout)
+        return process.returncode, err or out
+    finally:
+        with contextlib.suppress(ProcessLookupError):  # none of them is left
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
 if __name__ == "__main__":
+    # Ended by `timeout`, it cleans up as after Ctrl-C.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     sys.exit(main())

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +42,8 @@ def test_our_own_drivers(driver: str, tiny_model: Any, tmp_path: Path) -> None:
     assert found["tokens"] == 8
     assert 0 < max(found["first_token_seconds"]) < found["seconds"]
     assert found["peak_mib"] > 50
-    assert 0 < found["own_share"] <= 1.01
+    # So short a run may take less than one tick of the clock.
+    assert 0 <= found["own_share"] <= 1.01
     assert 0 <= found["others_share"] <= 1
 
 
@@ -63,6 +66,59 @@ def test_unlike_precisions_end_with_one_clear_line(tmp_path: Path) -> None:
     assert done.stderr.count("\n") == 1
     assert "pagetide (float32)" in done.stderr
     assert "--unlike-precisions" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        pytest.param(["m", "--rounds=0"], "--rounds: must be at least 1", id="no round"),
+        pytest.param(["m", "--threads=0"], "--threads: must be at least 1", id="no thread"),
+        pytest.param(["m", "--timeout=nan"], "--timeout: must be at least 1", id="a time that is none"),
+        pytest.param(["m", "--json=/nowhere/x.json"], "/nowhere/x.json is no file", id="no place for the figures"),
+        pytest.param(["--from", "/nowhere"], "/nowhere is not what --json wrote", id="no figures"),
+        pytest.param(["--from", __file__], "is not what --json wrote", id="a file of something else"),
+    ],
+)
+def test_a_wrong_call_is_one_clear_line(arguments: list[str], problem: str) -> None:
+    done = run(*arguments)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert problem in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("timeout", "ending", "code"),
+    [
+        pytest.param(2, None, 1, id="a run that takes too long"),
+        pytest.param(60, signal.SIGINT, 130, id="Ctrl-C"),
+        pytest.param(60, signal.SIGTERM, 130, id="being ended"),
+    ],
+)
+def test_no_peers_server_is_left_running(timeout: int, ending: int | None, code: int, tmp_path: Path) -> None:
+    server = tmp_path / "llama.cpp/bin/llama-server"
+    server.parent.mkdir(parents=True)
+    server.write_text(
+        f"#!/bin/sh\necho $$ > {tmp_path}/pid.new; mv {tmp_path}/pid.new {tmp_path}/pid\nexec sleep 300\n"
+    )
+    server.chmod(0o755)
+    (tmp_path / "m-f32.gguf").touch()
+    command = [sys.executable, str(SCRIPT), str(tmp_path / "m"), f"--peers={tmp_path}", f"--timeout={timeout}"]
+    process = subprocess.Popen([*command, "--contenders", "llama.cpp", "--workloads", "W3", "--rounds=1"])
+    try:
+        deadline = time.monotonic() + 50
+        while not (tmp_path / "pid").exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        pid = int((tmp_path / "pid").read_text())
+        if ending is not None:
+            process.send_signal(ending)
+        assert process.wait(50) == code
+        state = Path(f"/proc/{pid}/stat")
+        while state.exists() and state.read_text().rsplit(")", 1)[1].split()[0] != "Z" and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert not state.exists() or state.read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_a_missing_peer_is_told_and_left_out(tmp_path: Path) -> None:

@@ -72,6 +72,7 @@ def test_a_device_that_nothing_runs_on_is_named() -> None:
     [
         pytest.param({"CXX": "no-such-c++"}, "not there: 'no-such-c++'", id="the named compiler is missing"),
         pytest.param({"CXX": "", "PATH": "/nowhere"}, "install g", id="no compiler"),
+        pytest.param({"CXX": "g++ '"}, "no command", id="a quotation without an end"),
         pytest.param({"CXX": "false"}, "false failed", id="a compiler that fails"),
         pytest.param({"PAGETIDE_CACHE": "/dev/null/x"}, "set PAGETIDE_CACHE", id="no place to keep it"),
     ],

@@ -123,7 +123,10 @@ def find_compiler() -> list[str]:
         BuildError: there is none.
     """
     if named := os.environ.get("CXX"):
-        command = shlex.split(named)
+        try:
+            command = shlex.split(named)
+        except ValueError as error:  # a quotation without an end
+            raise BuildError(f"CXX is no command: {named!r} ({error})") from error
         if command and shutil.which(command[0]):
             return command
         raise BuildError(f"the compiler that CXX names is not there: {named!r}")

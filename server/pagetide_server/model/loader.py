@@ -18,6 +18,7 @@ from .fused import fuse
 from .mapped import own_weights
 from .network import Layer, Shape, examine
 from .packed import pack_network
+from .projections import merge_projections
 from .residual import join_residuals
 from .rotary import defer_rotary
 from .stored import restore_computed, stored_dtype
@@ -213,8 +214,14 @@ def _pack(network: Any, shape: Shape, config: EngineConfig, dtype: torch.dtype, 
 def _use_fused_ops(network: Any) -> None:
     """Let the layers run on the Triton ops, as far as they are known; says how far."""
     log.info("layers swapped for fused ones: %s", ", ".join(fuse(network)) or "none is known")
-    joined, deferred = join_residuals(network), defer_rotary(network)
-    log.info("layers that norm and add at once: %d; that leave rotation to the cache's op: %d", joined, deferred)
+    merged, joined, deferred = merge_projections(network), join_residuals(network), defer_rotary(network)
+    log.info(
+        "layers whose query, key and value are one product: %d; that norm and add at once: %d; that leave rotation to "
+        "the cache's op: %d",
+        merged,
+        joined,
+        deferred,
+    )
 
 
 def _kernels(device: torch.device) -> str:

@@ -28,6 +28,8 @@ def give_back(weight: torch.Tensor) -> None:
     Without it the whole file would count as this process's memory until its last weight is read. What is no file's
     page stays; a page that is needed again is read again.
     """
+    if weight.device.type != "cpu":
+        return
     first = -(-weight.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
     size = (weight.data_ptr() + weight.nbytes - first) // mmap.PAGESIZE * mmap.PAGESIZE
     if size > 0 and _is_file(first, size):
