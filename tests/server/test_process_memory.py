@@ -15,6 +15,8 @@ import ctypes, pathlib, resource
 from pagetide_server.process_memory import keep_freed, return_freed
 libc = ctypes.CDLL(None)
 libc.malloc.restype = ctypes.c_void_p
+# PR_SET_THP_DISABLE: pages of 4 KiB are counted, whatever the system's rule for huge ones is.
+libc.prctl(41, 1, 0, 0, 0)
 def take(size):
     piece = ctypes.c_void_p(libc.malloc(size))
     ctypes.memset(piece, 1, size)
