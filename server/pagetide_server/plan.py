@@ -17,15 +17,8 @@ from pagetide_spec.errors import PagetideError, SettingError
 from pagetide_spec.flags import add_flags, config_from
 
 UNITS = {
-    "": 1,
-    "K": 10**3,
-    "M": 10**6,
-    "G": 10**9,
-    "T": 10**12,
-    "KI": 1 << 10,
-    "MI": 1 << 20,
-    "GI": GIB,
-    "TI": 1 << 40,
+    **{"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12},
+    **{"KI": 1 << 10, "MI": 1 << 20, "GI": GIB, "TI": 1 << 40},
 }
 # CUDA's context and its libraries' work space.
 RUNTIME_BYTES = 700 << 20
@@ -182,8 +175,8 @@ def _examined(config: EngineConfig) -> _Model:
     from .model.memory import bytes_per_token, weight_bytes
     from .model.network import examine
 
-    hf_config = _configuration(config)
-    dtype, shape = dtype_of(hf_config, config, torch.device(_device_type(config))), examine(hf_config, config)
+    hf_config, device = _configuration(config), torch.device(_device_type(config))
+    dtype, shape = dtype_of(hf_config, config, device), examine(hf_config, config)
     sizes = bytes_per_token(shape.layers, dtype), weight_bytes(shape, dtype, config.quantization)
     return _Model(hf_config, dtype, shape, window(hf_config, config), *sizes)
 
@@ -199,8 +192,8 @@ def _room(config: EngineConfig, model: _Model, device_bytes: int) -> _Room:
     device = torch.device(_device_type(config))
     limits, on_gpu = batch_limits(config, device, model.window), device.type == "cuda"
     known = (model.hf_config, model.shape.vocab_size, limits, model.dtype)
-    records = on_gpu and not config.enforce_eager
-    activations = estimated_activations(*known) + (estimated_graphs(*known) if records else 0)
+    graphs = estimated_graphs(*known) if on_gpu and not config.enforce_eager else 0
+    activations = estimated_activations(*known) + graphs
     # A CPU's memory is measured once the weights are loaded.
     total = device_bytes if on_gpu else max(0, device_bytes - model.weight_bytes)
     memory = Memory(total, activations + (model.weight_bytes + RUNTIME_BYTES if on_gpu else 0), on_gpu)
