@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 # Set before torch starts its threads, as the engine does.
-os.environ.setdefault("GOMP_SPINCOUNT", "0")
+os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
 import torch
 from peers.floor import Shape, first_token, one_stream, throughput

@@ -1,7 +1,7 @@
 """Which implementation of the ops runs on a device, and why.
 
-`PAGETIDE_KERNELS` overrides the choice: `triton` (also on a CPU under TRITON_INTERPRET=1, for tests), `cpp` (attention
-in C++ for the CPU), `torch` (torch's own ops, everywhere), or `auto`.
+`PAGETIDE_KERNELS` overrides the choice: `triton` (also on a CPU under TRITON_INTERPRET=1, for tests), `cpp` (C++, for a
+CPU), `torch` (torch's own ops, everywhere), or `auto`.
 """
 
 from __future__ import annotations
@@ -88,4 +88,4 @@ def _for_cpu(wanted: str) -> Choice:
         if wanted == "cpp":
             raise KernelChoiceError(wanted, f"the C++ ops cannot be built: {error}") from error
         return Choice("torch", f"the C++ ops cannot be built: {error}")
-    return Choice("cpp", "matrix products and attention in C++, the rest by torch")
+    return Choice("cpp", "matrix products, attention and known decoder layers in C++, the rest by torch")

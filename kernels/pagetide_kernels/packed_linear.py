@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 
 from .cpu import linear as cpu_linear
+from .cpu.build import DTYPE_NAMES
 from .dispatch import choose
 from .reference import linear as plain
 
@@ -44,14 +45,14 @@ def pack(
     Args:
         weight: float32, float16 or bfloat16 [rows, columns] on the CPU. It may be overwritten, and must not be used
             any more: packed weights of its own type take its memory where they can.
-        kind: `own` keeps every bit; `int8` rounds to 8 bits, scaled by the largest of every 32
-            numbers of a row.
+        kind: `own` keeps every bit; `int8` rounds to 8 bits, scaled by the largest of every 32 numbers of a row.
         release: is given rows of `weight` that int8 does not need any more, while others are still to come.
 
     Raises:
-        ValueError: it is no matrix of these types on the CPU, or there is no such kind.
+        ValueError: it is no matrix of these types on the CPU, it has no column, or there is no such kind.
+        MemoryError: there is no room for the panels.
     """
-    if weight.dim() != 2 or weight.device.type != "cpu" or weight.dtype not in cpu_linear.NAMES:
+    if weight.dim() != 2 or weight.device.type != "cpu" or weight.dtype not in DTYPE_NAMES or not weight.shape[1]:
         raise ValueError(
             f"weights must be a float matrix on the CPU, not {weight.dtype} {tuple(weight.shape)} on {weight.device}"
         )
@@ -82,6 +83,7 @@ def linear(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None = No
 
     Raises:
         ValueError: shapes or types do not fit together.
+        MemoryError: there is no room for the sums.
     """
     if x.dtype != torch.float32 or x.shape[-1] != weight.columns:
         raise ValueError(f"x must be float32 [..., {weight.columns}], not {x.dtype} {tuple(x.shape)}")

@@ -42,7 +42,8 @@ def test_our_own_drivers(driver: str, tiny_model: Any, tmp_path: Path) -> None:
     assert found["tokens"] == 8
     assert 0 < max(found["first_token_seconds"]) < found["seconds"]
     assert found["peak_mib"] > 50
-    assert 0 < found["own_share"] <= 1.01
+    # So short a run may take less than one tick of the clock.
+    assert 0 <= found["own_share"] <= 1.01
     assert 0 <= found["others_share"] <= 1
 
 

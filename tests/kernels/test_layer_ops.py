@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -79,3 +81,51 @@ def test_rotate_and_cache(dtype: torch.dtype, heads: int, kv_heads: int, dim: in
     assert torch.equal(written[1], values.to(dtype))
     others = [i for i in range(64) if i not in slots.tolist()]
     assert all(cache.view(64, -1)[others].isnan().all() for cache in caches)
+
+
+def rotation(**others: object) -> dict[str, object]:
+    """Arguments that fit together: 3 tokens, 2 heads and 1 of the cache, of 4 numbers; the cache has 8 slots."""
+    cos = torch.ones(3, 4)
+    caches = (torch.zeros(2, 4, 1, 4), torch.zeros(2, 4, 1, 4))
+    fits = {"qkv": torch.ones(3, 16), "heads": 2, "angles": (cos, cos), "norms": (None, None), "eps": 1e-6}
+    return {**fits, "caches": caches, "slots": torch.tensor([0, 7, 2]), **others}
+
+
+@pytest.mark.parametrize(
+    ("others", "problem"),
+    [
+        pytest.param({"slots": torch.tensor([0, 8, 2])}, r"0\.\.7", id="a slot behind the cache"),
+        pytest.param({"slots": torch.tensor([0, -1, 2])}, r"0\.\.7", id="a slot before the cache"),
+        pytest.param({"slots": torch.tensor([0, 1])}, "slots must", id="too few slots"),
+        pytest.param({"qkv": torch.ones(3, 12)}, "qkv must", id="no values"),
+        pytest.param({"qkv": torch.ones(3, 16).half()}, "qkv must", id="another type"),
+        pytest.param({"angles": (torch.ones(3, 4), torch.ones(3, 8)[:, ::2])}, "sin must", id="angles with gaps"),
+        pytest.param({"angles": (torch.ones(3, 6), torch.ones(3, 6))}, "cannot be turned", id="too many angles"),
+        pytest.param({"norms": (None, torch.ones(3))}, "a norm of heads must", id="a short norm"),
+        pytest.param(
+            {"caches": (torch.zeros(2, 4, 1, 4), torch.zeros(2, 4, 1, 2))}, "of one shape", id="caches of two shapes"
+        ),
+    ],
+)
+def test_a_rotation_that_does_not_fit_is_refused_and_changes_nothing(others: dict[str, object], problem: str) -> None:
+    arguments = rotation(**others)
+    with pytest.raises(ValueError, match=problem):
+        layer_ops.rotate_and_cache(**arguments)  # type: ignore[arg-type]
+    assert all((cache == 0).all() for cache in arguments["caches"])  # type: ignore[attr-defined]
+    assert (arguments["qkv"] == 1).all()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("call", "problem"),
+    [
+        pytest.param(lambda x: layer_ops.rms_norm(x, torch.ones(4), 0.1), "weight must", id="a short norm"),
+        pytest.param(lambda x: layer_ops.rms_norm(x.t(), torch.ones(3), 0.1), "hidden must", id="columns first"),
+        pytest.param(lambda x: layer_ops.add_norm(x, x[:2], None, 0.1), "x must", id="too few rows to add"),
+        pytest.param(lambda x: layer_ops.add_norm(x, x, None, 0.1, torch.ones(5)), "no out", id="no place for it"),
+        pytest.param(lambda x: layer_ops.gated(x, "silu"), "gate_up must", id="no two halves"),
+        pytest.param(lambda x: layer_ops.gated(torch.ones(3, 4), "relu"), "not 'relu'", id="an unknown activation"),
+    ],
+)
+def test_what_does_not_fit_is_refused(call: Callable[[torch.Tensor], object], problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        call(torch.ones(3, 5))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -105,12 +108,48 @@ def test_a_broken_weight_shows_in_its_output(
     assert got[:, [*range(7), *range(8, 70)]].isfinite().all()
 
 
+@pytest.mark.parametrize("size", [1e-45, 1e-38, 1e-37, 1e-31, 1e-29])
+def test_tiny_numbers_lose_no_more_than_their_size(size: float) -> None:
+    weight, x = made(70, 130)
+    x *= size
+    packed = pack(weight.clone(), "int8")
+    assert (linear(x, packed) - x @ weight.T).abs().max() < 0.1 * size * 130 + 1e-27
+    torch.testing.assert_close(reference.rounded(x), x, rtol=0, atol=0.02 * size + 1e-30)
+
+
 @pytest.mark.parametrize("kind", ["own", "int8"])
 def test_no_rows_give_no_rows(kind: str) -> None:
     weight, x = made(70, 33)
     packed = pack(weight, kind)
     assert linear(x[:0], packed).shape == (0, 70)
     assert look_up(torch.empty(0, dtype=torch.long), packed).shape == (0, 33)
+
+
+# The largest buffer of each call is more than what the process may still take.
+LITTLE_MEMORY = """
+import pathlib, resource, torch
+from pagetide_kernels.packed_linear import linear, pack
+packed, weight = {kind: pack(torch.randn(1, 1), kind) for kind in ("own", "int8")}, torch.randn(64, 1 << 20)
+x = torch.randn(98304, 1)
+linear(x[:1], packed["own"])
+size = int(pathlib.Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (size + (8 << 20), resource.RLIM_INFINITY))
+for call in (lambda: pack(weight), lambda: linear(x, packed["own"]), lambda: linear(x, packed["int8"])):
+    try:
+        call()
+    except MemoryError as error:
+        print(error)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/statm")
+def test_memory_that_runs_out_is_an_error_of_the_call() -> None:
+    if not pack(torch.ones(1, 1)).panels:
+        pytest.skip("torch has its own error")
+    done = subprocess.run([sys.executable, "-c", LITTLE_MEMORY], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    sums = "no room for the sums of a matrix product"
+    assert done.stdout.splitlines() == ["no room to pack weights", sums, sums]
 
 
 def test_rows_of_zeros_have_a_scale_of_zero() -> None:
@@ -147,6 +186,7 @@ def test_without_a_compiler_torch_computes_the_same(monkeypatch: pytest.MonkeyPa
     [
         pytest.param(lambda w, p: pack(w[0]), "float matrix on the CPU", id="a vector as weights"),
         pytest.param(lambda w, p: pack(w.long()), "float matrix on the CPU", id="weights of whole numbers"),
+        pytest.param(lambda w, p: pack(w[:, :0]), "float matrix on the CPU", id="weights without a column"),
         pytest.param(lambda w, p: pack(w, "int4"), "one of own, int8", id="a kind that is not there"),
         pytest.param(lambda w, p: linear(torch.randn(2, 5), p), r"\[\.\.\., 33\]", id="x of another width"),
         pytest.param(lambda w, p: linear(torch.randn(2, 33).half(), p), "float32", id="x of another type"),

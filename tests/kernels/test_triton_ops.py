@@ -46,6 +46,16 @@ def test_rms_norm(device: torch.device, rows: int, size: int, plus_one: bool, dt
     close(rms_norm(hidden, weight, 1e-6, plus_one=plus_one), expected, dtype)
 
 
+@pytest.mark.parametrize("tokens", [3, 0])
+def test_rms_norm_of_heads_that_are_columns_of_a_merged_product(device: torch.device, tokens: int) -> None:
+    torch.manual_seed(8)
+    product, weight = torch.randn(tokens, 7 * 12 + 5, device=device), torch.randn(12, device=device)
+    heads = product[:, 12:48].view(tokens, 3, 12)
+    got = rms_norm(heads, weight, 1e-6)
+    assert got.is_contiguous()
+    close(got, rms_norm_reference(heads, weight, 1e-6), torch.float32)
+
+
 @pytest.mark.parametrize("dtype", ROUNDED, ids=str)
 def test_rms_norm_adds_to_the_residual_first(device: torch.device, dtype: torch.dtype) -> None:
     hidden, residual = torch.randn(2, 3, 70, device=device).to(dtype)
@@ -179,6 +189,9 @@ RANDOM = (torch.zeros(4).int(), torch.zeros(4).int(), torch.zeros(1, 2).long())
         pytest.param(rms_norm, (torch.zeros(2, 3), torch.zeros(4), 1e-5), "weight must be", id="norm: weight"),
         pytest.param(
             rms_norm, (torch.zeros(2, 3), torch.zeros(3), 1e-5, torch.zeros(2, 4)), "residual must be", id="residual"
+        ),
+        pytest.param(
+            rms_norm, (torch.zeros(2, 2, 3), torch.zeros(3), 1e-5, torch.zeros(2, 2, 3)), "with a residual", id="heads"
         ),
         pytest.param(rms_norm, (torch.zeros(3, 2).T, torch.zeros(3), 1e-5), "contiguous", id="norm: columns"),
         pytest.param(gated, (torch.zeros(2, 3), "silu"), "2 \\* size", id="gated: odd width"),

@@ -46,7 +46,9 @@ async def replay(job: Job, url: str, pid: int, ready: str, warm_up: Sequence[int
         SystemExit: the server does not get ready, or refuses a request.
     """
     timeout = aiohttp.ClientTimeout(total=None)
-    async with aiohttp.ClientSession(url, connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:
+    # A connection each: some servers close one that has answered while the next request is on its way.
+    connector = aiohttp.TCPConnector(limit=0, force_close=True)
+    async with aiohttp.ClientSession(url, connector=connector, timeout=timeout) as session:
         await _wait(session, ready)
         await _complete(session, list(warm_up), WARM_UP_TOKENS)
         watch = Watch(pid)

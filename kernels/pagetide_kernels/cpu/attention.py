@@ -10,7 +10,6 @@ import torch
 
 from . import build
 
-NAMES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 _POINTERS = [ctypes.c_void_p] * 8
 _OUT_OF_MEMORY, _UNSOUND = 1, 2
 
@@ -21,13 +20,13 @@ def prepare() -> None:
     Raises:
         build.BuildError: it cannot be had on this machine.
     """
-    for dtype in NAMES:
+    for dtype in build.DTYPE_NAMES:
         _function(dtype)
 
 
 @functools.cache
 def _function(dtype: torch.dtype) -> Callable[..., int]:
-    function = getattr(build.library(), f"pagetide_attention_{NAMES[dtype]}")
+    function = getattr(build.library(), f"pagetide_attention_{build.DTYPE_NAMES[dtype]}")
     function.argtypes = [*_POINTERS, ctypes.c_float, ctypes.c_float, ctypes.c_int]
     function.restype = ctypes.c_int
     return function  # type: ignore[no-any-return]

@@ -38,6 +38,8 @@ INSTRUCTION_SETS = {"AVX2": _AVX2, "AVX512": (*_AVX2, *_AVX512)}
 # Sums of products of 8 bits, for processors that say that they have them: (as /proc/cpuinfo writes it, flag).
 DOT_PRODUCTS = {"AVX2": ("avx_vnni", "-mavxvnni"), "AVX512": ("avx512_vnni", "-mavx512vnni")}
 X86 = ("x86_64", "amd64")
+# What the ends of the functions' names call the types that they take.
+DTYPE_NAMES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 COMPILERS = ("c++", "g++", "clang++")
 # It takes ten seconds on an idle core.
 COMPILE_TIMEOUT_S = 120.0

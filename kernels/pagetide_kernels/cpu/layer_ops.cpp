@@ -49,7 +49,7 @@ inline void gate_row(const float* gate, int64_t n, bool gelu, float* to) {
 }
 
 struct Heads {
-    int64_t tokens, heads, kv_heads, dim, rotated, angle_stride;
+    int64_t tokens, heads, kv_heads, dim, rotated, angle_stride, cache_slots;
     const float *cos, *sin, *query_norm, *key_norm;
     float eps;
 };
@@ -66,9 +66,12 @@ inline void turn(const Heads& h, int64_t token, const float* norm, float* head) 
     }
 }
 
-// Queries and keys of qkv [tokens, (heads + 2 kv_heads) dim] are turned in place; keys and values go to the cache.
+// Queries and keys of qkv [tokens, (heads + 2 kv_heads) dim] are turned in place; keys and values go to the cache. Returns
+// whether all slots exist; if not, nothing is changed.
 template <typename T>
-void rotate_and_cache(const Heads& h, float* qkv, T* keys, T* values, const int64_t* slots, int threads) {
+bool rotate_and_cache(const Heads& h, float* qkv, T* keys, T* values, const int64_t* slots, int threads) {
+    for (int64_t t = 0; t < h.tokens; t++)
+        if (slots[t] < 0 || slots[t] >= h.cache_slots) return false;
     const int64_t width = (h.heads + 2 * h.kv_heads) * h.dim, cached = h.kv_heads * h.dim;
 #pragma omp parallel for num_threads(threads) if (h.tokens * width > WORTH_SHARING)
     for (int64_t t = 0; t < h.tokens; t++) {
@@ -78,6 +81,7 @@ void rotate_and_cache(const Heads& h, float* qkv, T* keys, T* values, const int6
         for (int64_t i = 0; i < cached; i++) from_float(key[i], keys + slots[t] * cached + i);
         for (int64_t i = 0; i < cached; i++) from_float(value[i], values + slots[t] * cached + i);
     }
+    return true;
 }
 
 }  // namespace
@@ -102,14 +106,16 @@ extern "C" void pagetide_gated(const float* gate_up, float* to, int64_t m, int64
     for (int64_t r = 0; r < m; r++) gate_row(gate_up + r * 2 * n, n, gelu, to + r * n);
 }
 
-// sizes: tokens, heads, kv_heads, dim, pairs that are turned, stride of cos and sin. The norms may be null.
+// sizes: tokens, heads, kv_heads, dim, pairs that are turned, stride of cos and sin, slots of the caches. The norms may be
+// null. Returns 0, or 1 where a token's slot does not exist.
 #define ROTATE(name, type)                                                                                                  \
-    extern "C" void pagetide_rotate_and_cache_##name(float* qkv, const float* cos, const float* sin,                        \
-                                                     const float* query_norm, const float* key_norm, void* keys,            \
-                                                     void* values, const int64_t* slots, const int64_t* sizes, float eps,   \
-                                                     int threads) {                                                         \
-        const Heads heads{sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], sizes[5], cos, sin, query_norm, key_norm, eps}; \
-        rotate_and_cache(heads, qkv, (type*)keys, (type*)values, slots, threads);                                           \
+    extern "C" int pagetide_rotate_and_cache_##name(float* qkv, const float* cos, const float* sin,                         \
+                                                    const float* query_norm, const float* key_norm, void* keys,             \
+                                                    void* values, const int64_t* slots, const int64_t* sizes, float eps,    \
+                                                    int threads) {                                                          \
+        const Heads heads{sizes[0], sizes[1], sizes[2], sizes[3],   sizes[4], sizes[5],                                     \
+                          sizes[6], cos,      sin,      query_norm, key_norm, eps};                                         \
+        return !rotate_and_cache(heads, qkv, (type*)keys, (type*)values, slots, threads);                                   \
     }
 ROTATE(float32, float)
 ROTATE(float16, float16)

@@ -62,19 +62,18 @@ void multiply(const Product& p, const T* weights, int threads) {
     });
 }
 
-// Panels of rows [n, k]; `to` may be `rows` itself where n is a multiple of NR.
+// Panels of rows [n, k]; `to` may be `rows` itself where n is a multiple of NR. Throws std::bad_alloc.
 template <typename T>
 void pack(const T* rows, int64_t n, int64_t k, T* to, int threads) {
-#pragma omp parallel for num_threads(threads)
-    for (int64_t panel = 0; panel < panels_of(n); panel++) {
-        static thread_local Buffer space;
+    in_parallel(panels_of(n), 1, threads, [&](int64_t panel) {
+        Buffer space;
         T* made = (T*)space.fit((NR * k * sizeof(T) + 3) / 4);
         for (int64_t j = 0; j < NR; j++) {
             const int64_t row = panel * NR + j;
             for (int64_t i = 0; i < k; i++) made[i * NR + j] = row < n ? rows[row * k + i] : T{};
         }
         memcpy(to + panel * NR * k, made, NR * k * sizeof(T));
-    }
+    });
 }
 
 // Row ids[i] of the weights, float32, into to[i]; returns whether all of them exist.
@@ -103,7 +102,9 @@ extern "C" int64_t pagetide_panel_rows() { return NR; }
     }                                                                                                                      \
     extern "C" int pagetide_linear_##name(const float* x, const void* weights, const float* bias, float* y,                \
                                           const int64_t* sizes, int threads) {                                             \
-        multiply(Product{x, bias, y, sizes[0], sizes[1], sizes[2], sizes[3], sizes[4]}, (const type*)weights, threads);    \
+        try {                                                                                                              \
+            multiply(Product{x, bias, y, sizes[0], sizes[1], sizes[2], sizes[3], sizes[4]}, (const type*)weights, threads); \
+        } catch (const std::bad_alloc&) { return 1; }                                                                      \
         return 0;                                                                                                          \
     }                                                                                                                      \
     extern "C" int pagetide_look_up_##name(const void* weights, int64_t n, int64_t k, const int64_t* ids, int64_t count,   \

@@ -10,7 +10,6 @@ import torch
 
 from . import build
 
-NAMES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 _P, _I64, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
 # What the functions take, by the beginning of their names.
 _TAKES = {
@@ -45,7 +44,7 @@ def pack(weight: torch.Tensor) -> torch.Tensor:
     rows, columns = weight.shape
     panels = -(-rows // panel_rows()) * panel_rows() * columns
     packed = weight if panels == weight.numel() else torch.empty(panels, dtype=weight.dtype)
-    failed = _function("pack", NAMES[weight.dtype])(
+    failed = _function("pack", build.DTYPE_NAMES[weight.dtype])(
         weight.data_ptr(), rows, columns, packed.data_ptr(), torch.get_num_threads()
     )
     if failed:
@@ -62,7 +61,7 @@ def quantize(
     width = -(-columns // _QUAD) * _QUAD
     groups = -(-columns // int(build.library().pagetide_group()))
     packed, scales = torch.empty(padded * width, dtype=torch.uint8), torch.empty(padded * groups)
-    function, step = _function("quantize", NAMES[weight.dtype]), panel_rows() * _PIECE_PANELS
+    function, step = _function("quantize", build.DTYPE_NAMES[weight.dtype]), panel_rows() * _PIECE_PANELS
     for first in range(0, rows, step):
         piece = weight[first : first + step]
         targets = packed[first * width :].data_ptr(), scales[first * groups :].data_ptr()
@@ -81,7 +80,7 @@ def linear(
     sizes = (_I64 * 5)(m, rows, k, x.stride(0), rows)
     ends = (bias.data_ptr() if bias is not None else None, out.data_ptr(), sizes, torch.get_num_threads())
     if scales is None:
-        failed = _function("linear", NAMES[weight.dtype])(x.data_ptr(), weight.data_ptr(), *ends)
+        failed = _function("linear", build.DTYPE_NAMES[weight.dtype])(x.data_ptr(), weight.data_ptr(), *ends)
     else:
         failed = _function("linear", "int8")(x.data_ptr(), weight.data_ptr(), scales.data_ptr(), *ends)
     if failed:
@@ -100,7 +99,7 @@ def look_up(
     out = torch.empty(len(ids), columns)
     ends = (rows, columns, ids.data_ptr(), len(ids), out.data_ptr())
     if scales is None:
-        failed = _function("look_up", NAMES[weight.dtype])(weight.data_ptr(), *ends)
+        failed = _function("look_up", build.DTYPE_NAMES[weight.dtype])(weight.data_ptr(), *ends)
     else:
         failed = _function("look_up", "int8")(weight.data_ptr(), scales.data_ptr(), *ends)
     if failed:

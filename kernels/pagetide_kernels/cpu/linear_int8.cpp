@@ -1,9 +1,9 @@
 // Matrix products over weights of 8 bits with a scale for every GROUP numbers of a row of weights.
 //
 // The left matrix is rounded to 8 bits in the same way, so that products within a group are sums of whole numbers: exact,
-// and four times as fast as float32 where the processor has VNNI. Weights are kept as unsigned
-// bytes, 128 too large: that is the form in which VNNI wants one side; a group starts at -128 times the sum of its left
-// numbers, which makes up for it.
+// and four times as fast as float32 where the processor has VNNI. Weights are kept as unsigned bytes, 128 too large:
+// that is the form in which VNNI wants one side; a group starts at -128 times the sum of its left numbers, which makes up
+// for it.
 
 #include "panels.h"
 
@@ -11,6 +11,7 @@ namespace {
 
 constexpr int64_t GROUP = 32;
 constexpr int QUAD = 4;  // Steps of the inner dimension in one element of a vector.
+constexpr float LEAST = 1e-30f;  // A group of smaller left numbers counts as zeros: 127 / x must not overflow.
 typedef int32_t int_vec __attribute__((vector_size(4 * W)));
 
 inline int_vec load_bytes(const uint8_t* p) { int_vec v; memcpy(&v, p, sizeof v); return v; }
@@ -57,13 +58,13 @@ struct Left {
 
 inline void round_group(const float* x, int64_t count, int8_t* to, float* scale, int32_t* start) {
     float most = 0;
-    int32_t strange = 0;  // NaN and infinity: what comes of them is NaN
-#pragma omp simd reduction(max : most) reduction(+ : strange)
+    int32_t not_finite = 0;  // Any makes all of the group NaN.
+#pragma omp simd reduction(max : most) reduction(+ : not_finite)
     for (int64_t i = 0; i < count; i++) {
         most = std::fabs(x[i]) > most ? std::fabs(x[i]) : most;
-        strange += !(std::fabs(x[i]) <= std::numeric_limits<float>::max());
+        not_finite += !(std::fabs(x[i]) <= std::numeric_limits<float>::max());
     }
-    const float inverse = most > 0 ? 127.f / most : 0.f, shift = 12582912.f;  // as in `exponential`: rounds
+    const float inverse = most >= LEAST ? 127.f / most : 0.f, shift = 12582912.f;  // as in `exponential`: rounds
     int32_t sum = 0;
 #pragma omp simd reduction(+ : sum)
     for (int64_t i = 0; i < count; i++) {
@@ -72,7 +73,7 @@ inline void round_group(const float* x, int64_t count, int8_t* to, float* scale,
         sum += number;
     }
     for (int64_t i = count; i < padded(count); i++) to[i] = 0;
-    *scale = strange ? NAN : most / 127.f;
+    *scale = not_finite ? NAN : most / 127.f;
     *start = -OFFSET * sum;
 }
 

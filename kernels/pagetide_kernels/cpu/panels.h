@@ -22,10 +22,10 @@ constexpr int64_t CHUNK_BYTES = 384 << 10;  // Of the left matrix, what shares a
 inline int64_t panels_of(int64_t n) { return (n + NR - 1) / NR; }
 
 struct Product {
-    const float* x;  // [m, k], rows x_stride apart
+    const float* x;     // [m, k], rows x_stride apart
     const float* bias;  // [n], or null
-    float* y;        // [m, n], rows y_stride apart
-    int64_t m, n, k, x_stride, y_stride;
+    float* y;           // [m, n], rows y_stride apart
+    int64_t m, n, k, x_stride, y_stride;  // k is at least 1
 
     // Rows of one piece of work.
     int64_t chunk() const { return std::min(m, std::max<int64_t>(8 * MR, CHUNK_BYTES / (4 * k) / MR * MR)); }
@@ -43,17 +43,32 @@ inline void write_panel(const Product& p, int64_t panel, int64_t first, int64_t 
     }
 }
 
-// Calls work(panel, first row, rows) for every piece, the panels of some rows before the next rows.
+// Calls work(i) for 0 <= i < count, each thread `at_once` of them in a row. Where memory runs out in one, std::bad_alloc
+// is thrown when all have ended: an exception that left the parallel region would end the process.
+template <typename Work>
+void in_parallel(int64_t count, int64_t at_once, int threads, Work work) {
+    bool failed = false;
+#pragma omp parallel for schedule(dynamic, at_once) num_threads(threads)
+    for (int64_t i = 0; i < count; i++) {
+        try {
+            work(i);
+        } catch (const std::bad_alloc&) {
+#pragma omp atomic write
+            failed = true;
+        }
+    }
+    if (failed) throw std::bad_alloc();
+}
+
+// Calls work(panel, first row, rows) for every piece, the panels of some rows before the next rows. Throws std::bad_alloc.
 template <typename Work>
 void share(const Product& p, int threads, Work work) {
     if (!p.m) return;  // an expert that no token chose
     const int64_t chunk = p.chunk(), panels = panels_of(p.n), pieces = (p.m + chunk - 1) / chunk * panels;
-    const int64_t at_once = std::max<int64_t>(1, pieces / (threads * 8));
-#pragma omp parallel for schedule(dynamic, at_once) num_threads(threads)
-    for (int64_t i = 0; i < pieces; i++) {
+    in_parallel(pieces, std::max<int64_t>(1, pieces / (threads * 8)), threads, [&](int64_t i) {
         const int64_t first = i / panels * chunk;
         work(i % panels, first, std::min(chunk, p.m - first));
-    }
+    });
 }
 
 }  // namespace

@@ -82,7 +82,7 @@ def forms() -> Iterator[Form]:
     constants: dict[str, Any] = {"HEADS": 32, "SPLITS": 8, "SPLITS_PADDED": 8, "VALUE_DIM": 128, "VALUE_PADDED": 128}
     yield Form("attention merge", paged_attention._merge_kernel, merge, constants)
     norm = dict.fromkeys(("hidden", "weight", "residual", "out"), "*bf16") | {"eps": "fp32"}
-    norm |= dict.fromkeys(("hidden_stride", "residual_stride"), "i32")
+    norm |= dict.fromkeys(("hidden_stride", "head_stride", "residual_stride"), "i32")
     constants = {"SIZE": 4096, "PADDED": 4096, "ADDS": True, "PLUS_ONE": True}
     yield Form("rms_norm", rms_norm._rms_norm_kernel, norm, constants, 8)
     constants = {"SIZE": 128, "PADDED": 128, "ADDS": False, "PLUS_ONE": False}

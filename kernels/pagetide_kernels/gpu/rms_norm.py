@@ -20,30 +20,33 @@ def rms_norm(
     """hidden / sqrt(mean(hidden ** 2) + eps) * weight, row by row, computed in float32.
 
     Args:
-        hidden: [rows, size], rows contiguous.
+        hidden: [rows, size], or heads [rows, heads, size] that may be columns of a larger tensor; the last dimension
+            contiguous.
         weight: [size].
         eps: added to the mean square.
-        residual: like `hidden`, or None. `hidden` is added to it, in place, and the sum is what is normed.
+        residual: like `hidden` [rows, size], or None. `hidden` is added to it, in place, and the sum is what is normed.
         plus_one: the factor is 1 + weight (Gemma).
 
     Returns:
-        [rows, size] in the dtype of `hidden`.
+        like `hidden`, contiguous.
 
     Raises:
         ValueError: shapes, dtypes or strides do not fit together.
     """
     _check(hidden, weight, residual)
-    rows, size = hidden.shape
-    out = torch.empty(rows, size, dtype=hidden.dtype, device=hidden.device)
-    if not rows:
+    rows, size = hidden.shape[0], hidden.shape[-1]
+    heads, head_stride = (hidden.shape[1], hidden.stride(1)) if hidden.dim() == 3 else (1, 0)
+    out = torch.empty(hidden.shape, dtype=hidden.dtype, device=hidden.device)
+    if not out.numel():
         return out
     padded = triton.next_power_of_2(size)
-    _rms_norm_kernel[(rows,)](
+    _rms_norm_kernel[(rows, heads)](
         hidden,
         weight,
         hidden if residual is None else residual,
         out,
         hidden.stride(0),
+        head_stride,
         0 if residual is None else residual.stride(0),
         eps,
         SIZE=size,
@@ -56,10 +59,12 @@ def rms_norm(
 
 
 def _check(hidden: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor | None) -> None:
-    if hidden.dim() != 2 or not 1 <= hidden.shape[1] <= MAX_SIZE:
+    if hidden.dim() not in (2, 3) or not 1 <= hidden.shape[-1] <= MAX_SIZE:
         raise ValueError(f"hidden must be [rows, size], 1 <= size <= {MAX_SIZE}, not {tuple(hidden.shape)}")
-    if weight.shape != hidden.shape[1:]:
-        raise ValueError(f"weight must be [{hidden.shape[1]}] like a row of hidden, not {tuple(weight.shape)}")
+    if residual is not None and hidden.dim() != 2:
+        raise ValueError(f"with a residual hidden must be [rows, size], not {tuple(hidden.shape)}")
+    if weight.shape != hidden.shape[-1:]:
+        raise ValueError(f"weight must be [{hidden.shape[-1]}] like a row of hidden, not {tuple(weight.shape)}")
     if residual is not None and (residual.shape != hidden.shape or residual.dtype != hidden.dtype):
         raise ValueError(
             f"residual must be {tuple(hidden.shape)} {hidden.dtype} like hidden, not {tuple(residual.shape)} "
@@ -79,6 +84,7 @@ def _rms_norm_kernel(
     residual,
     out,
     hidden_stride,
+    head_stride,
     residual_stride,
     eps,
     SIZE: tl.constexpr,
@@ -86,10 +92,11 @@ def _rms_norm_kernel(
     ADDS: tl.constexpr,
     PLUS_ONE: tl.constexpr,
 ):
-    row = tl.program_id(0).to(tl.int64)
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    hidden += row * hidden_stride + head * head_stride
     places = tl.arange(0, PADDED)
     mask = places < SIZE
-    x = tl.load(hidden + row * hidden_stride + places, mask=mask, other=0.0).to(tl.float32)
+    x = tl.load(hidden + places, mask=mask, other=0.0).to(tl.float32)
     if ADDS:
         x += tl.load(residual + row * residual_stride + places, mask=mask, other=0.0).to(tl.float32)
         rounded = x.to(out.dtype.element_ty)
@@ -100,4 +107,4 @@ def _rms_norm_kernel(
     if PLUS_ONE:
         factor += 1.0
     normed = x * (1.0 / tl.sqrt(tl.sum(x * x, 0) / SIZE + eps)) * factor
-    tl.store(out + row * SIZE + places, normed.to(out.dtype.element_ty), mask=mask)
+    tl.store(out + (row * tl.num_programs(1) + head) * SIZE + places, normed.to(out.dtype.element_ty), mask=mask)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -127,6 +128,8 @@ class Server:
         context = self._context
         context.metrics.ready = context.engine.ready
         context.lifecycle.serve()
+        # What is loaded lives as long as the process: a garbage collection that walks it all would delay every token.
+        gc.freeze()
         # On stdout whatever the log level is: people and scripts wait for this line.
         print(f"serving {context.model_name} at {address}", flush=True)
         died = asyncio.ensure_future(context.engine.died.wait())

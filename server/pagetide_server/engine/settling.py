@@ -48,7 +48,7 @@ def apply(step: Step, token_ids: Sequence[int], tables: BlockTables) -> list[Set
     at = 0
     for row in step.rows:
         if not row.samples:
-            _advance(row, tables, settled)
+            _count_piece(row, tables, settled)
             continue
         for sequence in (row.sequence, *row.siblings) if row.siblings else (row.sequence,):
             token_id = token_ids[at]
@@ -74,7 +74,7 @@ def _judged(sequence: seqs.Sequence, token_id: int) -> Settled:
     return Settled(sequence, token_id, "length" if length >= sequence.limit else None)
 
 
-def _advance(row: Row, tables: BlockTables, settled: list[Settled]) -> None:
+def _count_piece(row: Row, tables: BlockTables, settled: list[Settled]) -> None:
     """A piece of a prompt was computed; nothing was sampled."""
     sequence = row.sequence
     if sequence.status is not Status.RUNNING:

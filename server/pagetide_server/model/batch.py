@@ -91,11 +91,6 @@ def fill_unknown(
         input_ids.index_copy_(0, unknown, carried.token_ids.index_select(0, sources))
 
 
-def make_batch(step: Step, block_size: int, device: torch.device) -> Batch:
-    """The batch of a step with at least one row; raises as `host_batch` does."""
-    return host_batch(step, block_size).to(device)
-
-
 def host_batch(step: Step, block_size: int, carried: Carried | None = None) -> HostBatch:
     """The batch of a step with at least one row.
 

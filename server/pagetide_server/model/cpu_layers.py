@@ -17,7 +17,7 @@ from pagetide_kernels.paged_attention import paged_attention
 
 from .attention import StepAttention
 from .kinds import kind_of
-from .mapped import give_back
+from .merging import GATE_UP, QUERY_KEY_VALUE, can_merge, merge
 from .network import Layer
 
 # Layers whose attention and MLP are normed before: h += attention(norm(h)); h += mlp(norm(h)).
@@ -39,9 +39,9 @@ class CpuLayer(torch.nn.Module):
         attention, mlp = layer.self_attn, layer.mlp
         self.shape, self.layer_idx = shape, attention.layer_idx
         self.activation = _ACTIVATIONS[_activation(mlp)]
-        self.qkv = _Merged(_parts(attention, "qkv_proj", ("q_proj", "k_proj", "v_proj")), kind)
+        self.qkv = _Merged(QUERY_KEY_VALUE.of(attention), kind)
         self.out = _Merged([attention.o_proj], kind)
-        self.gate_up = _Merged(_parts(mlp, "gate_up_proj", ("gate_proj", "up_proj")), kind)
+        self.gate_up = _Merged(GATE_UP.of(mlp), kind)
         self.down = _Merged([mlp.down_proj], kind)
         twice = type(layer).__name__ in _NORMED_TWICE
         self.before_attention, self.eps = _norm(layer.input_layernorm)
@@ -90,13 +90,9 @@ class _Merged:
     """Linear layers with the same input as one: [m, in] -> [m, sum of out]."""
 
     def __init__(self, parts: list[Any], kind: str) -> None:
-        weights = [part.weight.data for part in parts]
-        self.weight: PackedWeight = pack(torch.cat(weights) if len(parts) > 1 else weights[0].clone(), kind)
-        biased = parts[0].bias is not None
-        self.bias = torch.cat([part.bias.data.float() for part in parts]) if biased else None
-        for part, weight in zip(parts, weights, strict=True):
-            give_back(weight)
-            part.weight.data = torch.empty(0, dtype=weight.dtype)
+        weight, bias = merge(parts)
+        self.weight: PackedWeight = pack(weight, kind)
+        self.bias = None if bias is None else bias.float()
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return linear(x, self.weight, self.bias)
@@ -124,23 +120,8 @@ def _is_known(layer: Any) -> bool:
     if kind_of(layer) not in _NORMED_BEFORE | _NORMED_TWICE or not hasattr(layer, "self_attn"):
         return False
     attention, mlp = layer.self_attn, layer.mlp
-    groups = (
-        _parts(attention, "qkv_proj", ("q_proj", "k_proj", "v_proj")),
-        [attention.o_proj],
-        _parts(mlp, "gate_up_proj", ("gate_proj", "up_proj")),
-        [mlp.down_proj],
-    )
-    for group in groups:
-        if any(type(part) is not torch.nn.Linear for part in group) or len({p.bias is None for p in group}) > 1:
-            return False
-    return _activation(mlp) in _ACTIVATIONS
-
-
-def _parts(module: Any, merged: str, names: tuple[str, ...]) -> list[Any]:
-    """The one linear layer that the model merged itself, or those that it has instead."""
-    if hasattr(module, merged):
-        return [getattr(module, merged)]
-    return [getattr(module, name, None) for name in names]
+    groups = (QUERY_KEY_VALUE.of(attention), [attention.o_proj], GATE_UP.of(mlp), [mlp.down_proj])
+    return all(map(can_merge, groups)) and _activation(mlp) in _ACTIVATIONS
 
 
 def _activation(mlp: Any) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from .kinds import kind_of
+from .merging import GATE_UP, can_merge, merge
 
 # What transformers calls the activations that `gated` knows.
 _ACTIVATIONS = {
@@ -28,6 +29,7 @@ _NORMS = {
 _PLUS_ONE_NORMS = {"GemmaRMSNorm", "Gemma2RMSNorm", "Gemma3RMSNorm"}
 _GATED = {
     "LlamaMLP", "MistralMLP", "Olmo2MLP", "Qwen2MLP", "Qwen3MLP", "GemmaMLP", "Gemma2MLP", "Gemma3MLP", "GraniteMLP",
+    "CohereMLP", "Cohere2MLP", "StableLmMLP",
 }  # fmt: skip
 
 
@@ -43,7 +45,8 @@ class FusedNorm(torch.nn.Module):
         """[..., size] -> [..., size]"""
         from pagetide_kernels.gpu.rms_norm import rms_norm
 
-        rows = hidden.reshape(-1, hidden.shape[-1])
+        # Heads [1, T, heads, size] that are columns of a merged product are read where they lie.
+        rows = hidden.flatten(0, 1) if hidden.dim() == 4 else hidden.reshape(-1, hidden.shape[-1])
         return rms_norm(rows, self.weight, self.eps, plus_one=self.plus_one).view(hidden.shape)
 
 
@@ -51,13 +54,12 @@ class FusedGatedMLP(torch.nn.Module):
     """down(activation(gate(x)) * up(x)) with gate and up as one matrix product."""
 
     def __init__(self, mlp: Any, activation: str) -> None:
+        """Take over the weights of `mlp` and free them there."""
         super().__init__()
         self.activation, self.down_proj = activation, mlp.down_proj
-        self.gate_up = torch.nn.Parameter(
-            torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight]), requires_grad=False
-        )  # fmt: skip
-        biases = [mlp.gate_proj.bias, mlp.up_proj.bias]
-        self.bias = None if biases[0] is None else torch.nn.Parameter(torch.cat(biases), requires_grad=False)
+        weight, bias = merge(GATE_UP.separate(mlp))
+        self.gate_up = torch.nn.Parameter(weight, requires_grad=False)
+        self.bias = None if bias is None else torch.nn.Parameter(bias, requires_grad=False)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """[..., size] -> [..., size]"""
@@ -89,14 +91,7 @@ def _fused(module: Any) -> torch.nn.Module | None:
     kind = kind_of(module)
     if kind in _NORMS or kind in _PLUS_ONE_NORMS:
         return FusedNorm(module, kind in _PLUS_ONE_NORMS)
-    if kind not in _GATED or not _is_plain(module):
+    if kind not in _GATED or not can_merge(GATE_UP.separate(module)):
         return None
     activation = _ACTIVATIONS.get(getattr(module.config, "hidden_activation", None) or module.config.hidden_act)
     return FusedGatedMLP(module, activation) if activation else None
-
-
-def _is_plain(mlp: Any) -> bool:
-    """Whether both projections are ordinary matrices (quantized ones are not)."""
-    parts = (mlp.gate_proj, mlp.up_proj)
-    biases = {part.bias is None for part in parts if type(part) is torch.nn.Linear}
-    return all(type(part) is torch.nn.Linear for part in parts) and len(biases) == 1

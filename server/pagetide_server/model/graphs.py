@@ -1,4 +1,4 @@
-"""Replay the forward pass of a decode step, recorded once for each of a few batch sizes.
+"""Replay the forward pass of a decode step, recorded ("captured") once for each of a few batch sizes.
 
 A small model's decode step is hundreds of short launches, which take the host longer to issue than the GPU to run. A
 CUDA graph issues them as one. It repeats what was recorded, to the address: its inputs lie in fixed buffers, and a

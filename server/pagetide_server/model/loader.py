@@ -16,8 +16,9 @@ from pagetide_spec.errors import SettingError, shorten
 from ..checkpoint.files import Progress, check_whole, eos_token_ids, read_json, resolve, silent, weight_files
 from .fused import fuse
 from .mapped import own_weights
-from .network import Layer, examine
+from .network import Layer, Shape, examine
 from .packed import pack_network
+from .projections import merge_projections
 from .residual import join_residuals
 from .rotary import defer_rotary
 from .stored import restore_computed, stored_dtype
@@ -66,18 +67,12 @@ def load(config: EngineConfig, progress: Progress = silent) -> LoadedModel:
     shape = examine(hf_config, config)
     dtype = dtype_of(hf_config, config, device)
     packs = device.type == "cpu" and (kernels == "cpp" or config.quantization == "int8")
-    kept_as = (stored_dtype(weight_files(folder, config)) if packs and dtype == torch.float32 else None) or dtype
     with reported_weights(progress):
-        network = load_weights(folder, config, kept_as, device, shape)
-        if kept_as != dtype and not restore_computed(network):
-            kept_as = dtype
-            network = load_weights(folder, config, kept_as, device, shape)
+        network, kept_as = _load_network(folder, config, device, shape, dtype, may_stay_narrow=packs)
     if kernels == "triton" and device.type == "cuda":
         _use_fused_ops(network)
     if packs:
-        kind = "int8" if config.quantization == "int8" else "own"
-        taken = pack_network(network, shape.layers, kind, float_activations=dtype == torch.float32)
-        log.info("linear layers: %.2f GiB of %s", taken / GIB, "int8" if kind == "int8" else dtype_name(kept_as))
+        _pack(network, shape, config, dtype, kept_as)
     elif device.type == "cpu":
         own_weights(network)
     return LoadedModel(
@@ -194,11 +189,39 @@ def _eos_token_ids(folder: Path, hf_config: Any, config: EngineConfig, vocab_siz
     return tuple(i for i in stated if 0 <= i < vocab_size)
 
 
+def _load_network(
+    folder: Path, config: EngineConfig, device: torch.device, shape: Shape, dtype: torch.dtype, may_stay_narrow: bool
+) -> tuple[Any, torch.dtype]:
+    """The network, and the type of its weights: `dtype`, or where they may stay narrow the 16 bits of its files.
+
+    `may_stay_narrow`: whether layers compute in float32 whatever type their weights have.
+    """
+    narrow = stored_dtype(weight_files(folder, config)) if may_stay_narrow and dtype == torch.float32 else None
+    if narrow is not None:
+        network = load_weights(folder, config, narrow, device, shape)
+        if restore_computed(network):
+            return network, narrow
+    return load_weights(folder, config, dtype, device, shape), dtype
+
+
+def _pack(network: Any, shape: Shape, config: EngineConfig, dtype: torch.dtype, kept_as: torch.dtype) -> None:
+    """Bring the network's matrices into the form of the CPU ops; says what they take."""
+    kind = "int8" if config.quantization == "int8" else "own"
+    taken = pack_network(network, shape.layers, kind, float_activations=dtype == torch.float32)
+    log.info("linear layers: %.2f GiB of %s", taken / GIB, "int8" if kind == "int8" else dtype_name(kept_as))
+
+
 def _use_fused_ops(network: Any) -> None:
     """Let the layers run on the Triton ops, as far as they are known; says how far."""
     log.info("layers swapped for fused ones: %s", ", ".join(fuse(network)) or "none is known")
-    joined, deferred = join_residuals(network), defer_rotary(network)
-    log.info("layers that norm and add at once: %d; that leave rotation to the cache's op: %d", joined, deferred)
+    merged, joined, deferred = merge_projections(network), join_residuals(network), defer_rotary(network)
+    log.info(
+        "layers whose query, key and value are one product: %d; that norm and add at once: %d; that leave rotation to "
+        "the cache's op: %d",
+        merged,
+        joined,
+        deferred,
+    )
 
 
 def _kernels(device: torch.device) -> str:

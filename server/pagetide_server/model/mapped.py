@@ -28,6 +28,8 @@ def give_back(weight: torch.Tensor) -> None:
     Without it the whole file would count as this process's memory until its last weight is read. What is no file's
     page stays; a page that is needed again is read again.
     """
+    if weight.device.type != "cpu":
+        return
     first = -(-weight.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
     size = (weight.data_ptr() + weight.nbytes - first) // mmap.PAGESIZE * mmap.PAGESIZE
     if size > 0 and _is_file(first, size):
@@ -37,13 +39,18 @@ def give_back(weight: torch.Tensor) -> None:
 
 
 def _is_file(first: int, size: int) -> bool:
-    """Whether all of that memory is one mapping of a weights file."""
+    """Whether all of that memory is one mapping of a file.
+
+    The file's name tells nothing: a hub's cache keeps weights under their hash.
+    """
     try:
         lines = Path("/proc/self/maps").read_text("utf-8", "replace").splitlines()
     except OSError:
         return False
     for line in lines:
-        low, _, high = line.split(" ", 1)[0].partition("-")
+        # ADDRESSES PERMISSIONS OFFSET DEVICE INODE PATH; what is no file has the inode 0.
+        addresses, _, _, _, inode, *_ = line.split(maxsplit=5)
+        low, _, high = addresses.partition("-")
         if int(low, 16) <= first and first + size <= int(high, 16):
-            return line.endswith(".safetensors")
+            return inode != "0"
     return False

@@ -1,4 +1,4 @@
-"""Whether decode steps are recorded (graphs.py), what memory that takes, and doing it at start."""
+"""Whether decode steps are captured as CUDA graphs (graphs.py), what memory that takes, and doing it at start."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def recorded_bytes(
     try:
         runner.record(max_num_seqs, loaded.max_model_len, recorder, lambda _: left.append(free_bytes()), sizes[-2:])
     except RuntimeError as error:
-        log.warning("decode steps are not recorded, and each is launched piece by piece: %s", error)
+        log.warning("no CUDA graphs can be captured, so that decode steps are launched piece by piece: %s", error)
         return None
     finally:
         # It and its recordings refer to each other.
@@ -75,5 +75,5 @@ def record(
     progress: Callable[[str, float], None],
 ) -> None:
     """Let `runner` replay its decode steps from now on."""
-    runner.record(max_num_seqs, max_model_len, recorder, lambda fraction: progress("recording decode steps", fraction))
-    log.info("decode steps of up to %d sequences are recorded", max_num_seqs)
+    runner.record(max_num_seqs, max_model_len, recorder, lambda fraction: progress("capturing CUDA graphs", fraction))
+    log.info("CUDA graphs were captured for decode steps of up to %d sequences", max_num_seqs)

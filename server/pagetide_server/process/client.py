@@ -85,12 +85,14 @@ class EngineClient:
         launch = Launch(
             config=dataclasses.asdict(config),
             core=core,
-            inputs=link.inputs,
-            outputs=link.outputs,
+            connection=link.engine_end.fileno(),
             parent=os.getpid(),
         )
         command = [sys.executable, "-m", "pagetide_server.process.worker"]
-        self._process = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.PIPE)
+        self._process = await asyncio.create_subprocess_exec(
+            *command, stdin=asyncio.subprocess.PIPE, pass_fds=[link.engine_end.fileno()]
+        )
+        link.engine_end.close()
         self._watcher = self._loop.create_task(self._watch(self._process))
         await self._tell(self._process, msgspec.json.encode(launch))
         return await asyncio.shield(self._ready)
@@ -194,6 +196,7 @@ class EngineClient:
 
     def _handle(self, message: FromEngine, is_last: bool = True) -> None:
         if isinstance(message, StepOutput):
+            self._pulse.heard = time.monotonic()
             self._on_step(message)
             boxes = self._boxes
             for output in message.outputs:
@@ -210,7 +213,7 @@ class EngineClient:
             self._pulse.step_seconds = message.step_seconds
             self._ready.set_result(message)
 
-    # ---- process and sockets
+    # ---- process and connection
 
     def _vitals(self) -> Vitals | None:
         return None if self._process is None else vitals(self._process.pid)

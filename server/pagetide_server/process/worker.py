@@ -6,12 +6,12 @@ thread of its own sends a heartbeat every second, so that a long step is not tak
 
 from __future__ import annotations
 
-import ctypes
+import contextlib
 import gc
 import importlib
 import logging
 import os
-import signal
+import socket
 import sys
 import threading
 import time
@@ -19,7 +19,6 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import msgspec
-import zmq
 
 from pagetide_spec.config import EngineConfig
 from pagetide_spec.errors import PagetideError, SettingError
@@ -40,7 +39,8 @@ from ..wire.messages import (
     Shutdown,
     StepOutput,
 )
-from .channels import LINGER_MS, Inbox, Outbox
+from .channels import Channel, ClientGone
+from .parent import die_with_parent
 from .pulse import HEARTBEAT_SECONDS
 
 # Not `__name__`: this module runs as __main__.
@@ -48,10 +48,6 @@ log = logging.getLogger("pagetide.engine")
 
 WAITING_POLL_MS = 10
 LOADING_SECONDS = 0.1
-_PR_SET_PDEATHSIG = 1
-_PR_SET_NAME = 15
-# At most fifteen bytes.
-PROCESS_NAME = b"pagetide-engine"
 
 
 class Core(Protocol):
@@ -84,15 +80,15 @@ class Core(Protocol):
 class Loop:
     """Reads, steps, sends; the attributes are read by the heartbeat's thread."""
 
-    def __init__(self, core: Core, inbox: Inbox, outbox: Outbox) -> None:
-        self.core, self.inbox, self.outbox = core, inbox, outbox
+    def __init__(self, core: Core, channel: Channel) -> None:
+        self.core, self.channel = core, channel
         self.steps = 0
         self.step_started: float | None = None
         self.has_work = False
 
     def run(self) -> None:
         """Serve until a `Shutdown` comes; an exception of the core is the caller's."""
-        self.outbox.send(self.core.ready)
+        self.channel.send(self.core.ready)
         self._report([])
         while self._take_in():
             if self.has_work:
@@ -100,7 +96,7 @@ class Loop:
 
     def _take_in(self) -> bool:
         """Handle what has arrived; False after a `Shutdown`. Blocks while there is nothing to step."""
-        messages = self.inbox.read(self._patience_ms())
+        messages = self.channel.read(self._patience_ms())
         outputs: list[SequenceOutput] = []
         for message in messages:
             if isinstance(message, Shutdown):
@@ -122,35 +118,36 @@ class Loop:
         output = self.core.step()
         self.step_started = None
         self.steps += 1
-        self.outbox.send(output)
+        self.channel.send(output)
 
     def _report(self, outputs: list[SequenceOutput]) -> None:
-        self.outbox.send(StepOutput(outputs=outputs, stats=self.core.stats(), time=time.monotonic()))
+        self.channel.send(StepOutput(outputs=outputs, stats=self.core.stats(), time=time.monotonic()))
 
 
 class Heart(threading.Thread):
     """Sends a heartbeat every second; ends the process when its parent is gone."""
 
-    def __init__(self, loop: Loop, outbox: Outbox, parent: int) -> None:
+    def __init__(self, loop: Loop, channel: Channel, parent: int) -> None:
         super().__init__(name="heartbeat", daemon=True)
-        self._loop, self._outbox, self._parent = loop, outbox, parent
+        self._loop, self._channel, self._parent = loop, channel, parent
 
     def run(self) -> None:
         """Beat until the process ends."""
-        while True:
-            if os.getppid() != self._parent:
-                os._exit(EXIT_ENGINE)
-            loop = self._loop
-            self._outbox.send(
-                Heartbeat(
-                    time=time.monotonic(),
-                    steps=loop.steps,
-                    step_started=loop.step_started,
-                    has_work=loop.has_work,
-                    cpu_seconds=time.process_time(),
-                )
-            )
-            time.sleep(HEARTBEAT_SECONDS)
+        with contextlib.suppress(ClientGone):
+            while os.getppid() == self._parent:
+                self._channel.send(self._beat())
+                time.sleep(HEARTBEAT_SECONDS)
+        os._exit(EXIT_ENGINE)
+
+    def _beat(self) -> Heartbeat:
+        loop = self._loop
+        return Heartbeat(
+            time=time.monotonic(),
+            steps=loop.steps,
+            step_started=loop.step_started,
+            has_work=loop.has_work,
+            cpu_seconds=time.process_time(),
+        )
 
 
 def resolve(name: str) -> Callable[[EngineConfig, Callable[[str, float], None]], Core]:
@@ -162,7 +159,7 @@ def resolve(name: str) -> Callable[[EngineConfig, Callable[[str, float], None]],
     return found  # type: ignore[no-any-return]
 
 
-def loading_reporter(outbox: Outbox) -> Callable[[str, float], None]:
+def loading_reporter(channel: Channel) -> Callable[[str, float], None]:
     """A progress callback that sends `Loading` messages, at most ten a second for each stage."""
     last: dict[str, float] = {}
 
@@ -170,12 +167,12 @@ def loading_reporter(outbox: Outbox) -> Callable[[str, float], None]:
         now = time.monotonic()
         if fraction >= 1 or now - last.get(stage, 0.0) >= LOADING_SECONDS:
             last[stage] = now
-            outbox.send(Loading(stage=stage, fraction=fraction))
+            channel.send(Loading(stage=stage, fraction=fraction))
 
     return report
 
 
-def start(launch: Launch, outbox: Outbox) -> Core:
+def start(launch: Launch, channel: Channel) -> Core:
     """The core.
 
     Raises:
@@ -183,7 +180,7 @@ def start(launch: Launch, outbox: Outbox) -> Core:
     """
     try:
         config = EngineConfig.from_mapping(launch.config)
-        return resolve(launch.core)(config, loading_reporter(outbox))
+        return resolve(launch.core)(config, loading_reporter(channel))
     except PagetideError as error:
         raise EngineFailed(str(error), EXIT_SETTING if isinstance(error, SettingError) else EXIT_START) from error
     except Exception as error:
@@ -191,13 +188,13 @@ def start(launch: Launch, outbox: Outbox) -> Core:
         raise EngineFailed(f"{type(error).__name__}: {error}", EXIT_START) from error
 
 
-def serve(core: Core, inbox: Inbox, outbox: Outbox, heart: Callable[[Loop], Heart]) -> None:
+def serve(core: Core, channel: Channel, heart: Callable[[Loop], Heart]) -> None:
     """Run the loop to its end.
 
     Raises:
         EngineFailed: a step failed.
     """
-    loop = Loop(core, inbox, outbox)
+    loop = Loop(core, channel)
     heart(loop).start()
     # What is loaded lives as long as the process: a garbage collection that walks it all would only delay a step.
     gc.freeze()
@@ -209,38 +206,28 @@ def serve(core: Core, inbox: Inbox, outbox: Outbox, heart: Callable[[Loop], Hear
     core.close()
 
 
-def die_with_parent(parent: int) -> None:
-    """Have the kernel end this process with its parent (Linux); elsewhere the heartbeat looks."""
-    # The parent decides when to stop: a Ctrl-C or a SIGTERM to the whole group must not cut running requests.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        # For those who look at the list of processes.
-        ctypes.CDLL(None).prctl(_PR_SET_NAME, PROCESS_NAME)
-    if os.getppid() != parent:
-        os._exit(EXIT_ENGINE)
+def run(launch: Launch, channel: Channel) -> int:
+    """Start the core and serve; the exit code."""
+    try:
+        core = start(launch, channel)
+        serve(core, channel, lambda loop: Heart(loop, channel, launch.parent))
+    except EngineFailed as failure:
+        channel.send(Failed(message=str(failure), exit_code=failure.exit_code))
+        return failure.exit_code
+    return 0
 
 
 def main() -> int:
-    """Read the `Launch`, start the core, serve."""
+    """Read the `Launch`, connect, run."""
     launch = msgspec.json.decode(sys.stdin.buffer.read(), type=Launch)
     die_with_parent(launch.parent)
     prepare_environment()
     set_up_logging(launch.config["log_level"], launch.config["log_format"], "engine")
-    # The heartbeat's socket lives in a context of its own: the main one is ended below, while that thread still beats.
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    heart_context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    outbox, inbox = Outbox(context, launch.outputs), Inbox(context, launch.inputs)
-    code = 0
+    channel = Channel(socket.socket(fileno=launch.connection))
     try:
-        core = start(launch, outbox)
-        serve(core, inbox, outbox, lambda loop: Heart(loop, Outbox(heart_context, launch.outputs), launch.parent))
-    except EngineFailed as failure:
-        code = failure.exit_code
-        outbox.send(Failed(message=str(failure), exit_code=code))
-    context.destroy(LINGER_MS)
-    return code
+        return run(launch, channel)
+    except ClientGone:
+        return EXIT_ENGINE
 
 
 if __name__ == "__main__":

@@ -17,12 +17,11 @@ EXIT_ENGINE = 4  # the engine failed, or was killed, while it served
 class Launch(msgspec.Struct, kw_only=True):
     """What the engine process reads from its standard input, as one JSON document.
 
-    `core` names what makes the core, as "module:attribute". Requests are read from the address `inputs`, and answers
-    written to `outputs`.
+    `core` names what makes the core, as "module:attribute". `connection` is the inherited descriptor of a stream
+    socket: requests come from it, and answers go to it.
     """
 
     config: dict[str, Any]
     core: str = DEFAULT_CORE
-    inputs: str
-    outputs: str
+    connection: int
     parent: int

@@ -333,20 +333,3 @@ def test_help_groups_flags_and_shows_defaults():
 
 def test_the_engine_can_be_told_from_the_server_in_a_list_of_processes(server):
     assert Path(f"/proc/{server.engine_pid}/comm").read_text() == "pagetide-engine\n"
-
-
-def test_what_a_killed_server_left_goes_at_the_next_start(launch, tmp_path, wait):
-    def folders():
-        return sorted(tmp_path.glob("pagetide-ipc-*"))
-
-    with launch() as killed:
-        (left,) = folders()
-        assert oct(left.stat().st_mode)[-3:] == "700"
-        killed.process.kill()
-        killed.process.wait()
-        assert folders() == [left]
-    with launch() as first, launch() as second:
-        assert left not in folders()
-        assert len(folders()) == 2  # one that runs is left alone
-        assert [first.stop(), second.stop()] == [0, 0]
-    assert folders() == []

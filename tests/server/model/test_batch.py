@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pagetide_server.engine.sequence import Row, Step
-from pagetide_server.model.batch import Batch, make_batch
+from pagetide_server.model.batch import Batch, host_batch
 
 CPU = torch.device("cpu")
 Toy = types.SimpleNamespace
@@ -17,7 +17,7 @@ Toy = types.SimpleNamespace
 def test_a_mixed_step(toy: Toy) -> None:
     decode = toy.make_sequence(list(range(100, 120)), [7, 2, 5])
     chunk = toy.make_sequence(list(range(200, 230)), [9, 1, 3, 8])
-    batch = make_batch(Step([Row(decode, 19, 1, samples=True), Row(chunk, 6, 12, samples=False)]), 8, CPU)
+    batch = host_batch(Step([Row(decode, 19, 1, samples=True), Row(chunk, 6, 12, samples=False)]), 8).to(CPU)
     assert batch.input_ids.tolist() == [119, *range(206, 218)]
     assert batch.positions.tolist() == [19, *range(6, 18)]
     assert batch.slots.tolist() == [5 * 8 + 3, 9 * 8 + 6, 9 * 8 + 7, *range(8, 16), 3 * 8, 3 * 8 + 1]
@@ -33,7 +33,7 @@ def test_a_mixed_step(toy: Toy) -> None:
 
 def test_shorter_tables_are_filled_up(toy: Toy) -> None:
     short, long = toy.make_sequence([1, 2], [4]), toy.make_sequence([1] * 20, [3, 6, 5])
-    batch = make_batch(Step([Row(short, 1, 1, samples=True), Row(long, 19, 1, samples=True)]), 8, CPU)
+    batch = host_batch(Step([Row(short, 1, 1, samples=True), Row(long, 19, 1, samples=True)]), 8).to(CPU)
     assert batch.block_tables.tolist() == [[4, 0, 0], [3, 6, 5]]
     assert batch.sampling.tolist() == [0, 1]
 
@@ -42,7 +42,7 @@ def test_siblings_share_a_row_of_logits(toy: Toy) -> None:
     first, other = toy.make_sequence([1, 2, 3], [0]), toy.make_sequence([4, 5], [1])
     siblings = (toy.make_sequence([1, 2, 3], [0]), toy.make_sequence([1, 2, 3], [0]))
     step = Step([Row(other, 1, 1, samples=True), Row(first, 0, 3, samples=True, siblings=siblings)])
-    batch = make_batch(step, 8, CPU)
+    batch = host_batch(step, 8).to(CPU)
     assert batch.logits_rows.tolist() == [0, 3]
     assert batch.sampling.tolist() == [0, 1, 1, 1]
 
@@ -68,7 +68,7 @@ def test_prompt_positions_wanted(
 ) -> None:
     sequence = toy.make_sequence([1, 2, 3, 4, 5, 6], [0], prompt_logprobs=0)
     sequence.tokens += answer
-    batch = make_batch(Step([Row(sequence, start, count, samples)]), 8, CPU)
+    batch = host_batch(Step([Row(sequence, start, count, samples)]), 8).to(CPU)
     assert _wanted(batch) == (rows, sampling, prompt)
 
 
@@ -85,9 +85,9 @@ def _wanted(batch: Batch) -> tuple[list[int], list[int], dict[int, tuple[int, in
 )
 def test_refuses_a_row_beyond_its_tokens(start: int, count: int, problem: str, toy: Toy) -> None:
     with pytest.raises(ValueError, match=problem):
-        make_batch(Step([Row(toy.make_sequence([1, 2, 3], [0]), start, count, samples=True)]), 8, CPU)
+        host_batch(Step([Row(toy.make_sequence([1, 2, 3], [0]), start, count, samples=True)]), 8).to(CPU)
 
 
 def test_refuses_a_row_without_blocks(toy: Toy) -> None:
     with pytest.raises(ValueError, match="has 1 blocks and needs 2"):
-        make_batch(Step([Row(toy.make_sequence([1] * 9, [0]), 0, 9, samples=True)]), 8, CPU)
+        host_batch(Step([Row(toy.make_sequence([1] * 9, [0]), 0, 9, samples=True)]), 8).to(CPU)

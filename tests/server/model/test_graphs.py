@@ -5,6 +5,7 @@ On a GPU what is replayed are CUDA graphs; elsewhere a call on the same buffers 
 
 from __future__ import annotations
 
+import copy
 import logging
 import types
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from pagetide_server.engine.sequence import UNKNOWN_TOKEN, Carried, Row, Sequenc
 from pagetide_server.model.batch import host_batch
 from pagetide_server.model.graphs import DecodeGraphs, GraphLimits, Work, graph_contexts, graph_sizes
 from pagetide_server.model.loader import LoadedModel
+from pagetide_server.model.projections import merge_projections
 from pagetide_server.model.recording import recorded_bytes, recorder_for, total_bytes
 from pagetide_server.model.runner import Runner
 from pagetide_spec.config import EngineConfig
@@ -126,7 +128,23 @@ def pair(loaded_tiny: Load, toy: Toy) -> Callable[[str], tuple[Runner, Runner]]:
 def test_a_replay_computes_and_stores_the_same(
     rows: int, kind: str, pair: Callable[[str], tuple[Runner, Runner]], toy: Toy
 ) -> None:
-    eager, replaying = pair(kind)
+    _replay_like_eager_steps(*pair(kind), rows, toy)
+
+
+def test_layers_with_merged_projections_are_replayed(
+    loaded_tiny: Load, toy: Toy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PAGETIDE_KERNELS", "torch")
+    plain = loaded_tiny("gemma3")
+    merged = copy.deepcopy(plain)
+    assert merge_projections(merged.network) == 3
+    eager, replaying = (toy.poisoned_runner(loaded, 24, 8) for loaded in (plain, merged))
+    replaying.record(6, 64, CallRecorder())
+    _replay_like_eager_steps(eager, replaying, 3, toy)
+
+
+def _replay_like_eager_steps(eager: Runner, replaying: Runner, rows: int, toy: Toy) -> None:
+    """Assert that both runners compute the same logits and fill their caches alike."""
     prompts = [[20 + i + j for j in range(3 * i + 1)] for i in range(rows)]
     sequences = [toy.make_sequence(p, list(range(1 + 3 * i, 4 + 3 * i))) for i, p in enumerate(prompts)]
     prefill = Step(rows=[Row(s, 0, len(s.tokens), samples=True) for s in sequences])
@@ -214,7 +232,7 @@ def test_a_network_that_waits_runs_eagerly(loaded_tiny: Load, caplog: pytest.Log
 
     caplog.set_level(logging.WARNING)
     assert recorded_bytes(EngineConfig(), loaded_tiny("llama"), 4, fails, lambda: 0) is None
-    assert "decode steps are not recorded" in caplog.text
+    assert "no CUDA graphs can be captured" in caplog.text
     assert "synchronizing" in caplog.text
 
 

@@ -20,10 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pagetide_kernels import dispatch
 from pagetide_server.engine.sequence import UNKNOWN_TOKEN, Carried, Row, Step
 from pagetide_server.model import batch as batch_module
-from pagetide_server.model.fused import fuse
-from pagetide_server.model.loader import LoadedModel
-from pagetide_server.model.residual import join_residuals
-from pagetide_server.model.rotary import defer_rotary
+from pagetide_server.model.loader import LoadedModel, _use_fused_ops
 from pagetide_server.model.runner import Runner
 
 pytest.importorskip("triton")
@@ -119,9 +116,7 @@ def test_a_look_is_found(look: Callable[[torch.Tensor], object], gpu_of_shapes: 
 
 def test_no_step_waits(tiny_kind: str, loaded_tiny: Load, toy: Toy, gpu_of_shapes: None) -> None:
     on_gpu = placed(loaded_tiny(tiny_kind))
-    fuse(on_gpu.network)
-    join_residuals(on_gpu.network)
-    defer_rotary(on_gpu.network)
+    _use_fused_ops(on_gpu.network)
     runner = Runner(on_gpu, 8, 0, 16)
     decode, newest, chunk = (toy.make_sequence([5] * 20, [i, i + 1]) for i in (0, 2, 4))
     newest.tokens.append(UNKNOWN_TOKEN)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import random
 import types
 from collections.abc import Callable
@@ -12,9 +13,7 @@ import pytest
 import torch
 
 from pagetide_server.model.fused import fuse
-from pagetide_server.model.loader import LoadedModel
-from pagetide_server.model.residual import join_residuals
-from pagetide_server.model.rotary import defer_rotary
+from pagetide_server.model.loader import LoadedModel, _use_fused_ops
 
 pytest.importorskip("triton")
 
@@ -33,6 +32,8 @@ def triton_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.param("qwen3", ["Qwen3MLP", "Qwen3RMSNorm"], id="qwen3: norms of heads too"),
         pytest.param("gemma3", ["Gemma3MLP", "Gemma3RMSNorm"], id="gemma3: 1 + weight, gelu"),
         pytest.param("olmo2", ["Olmo2MLP", "Olmo2RMSNorm"], id="olmo2"),
+        pytest.param("cohere2", ["Cohere2MLP"], id="cohere2: norms of another kind stay"),
+        pytest.param("stablelm", ["StableLmMLP"], id="stablelm: norms of another kind stay"),
         pytest.param("mixtral", ["MixtralRMSNorm"], id="mixtral: experts stay"),
         pytest.param("gpt-neox", [], id="gpt-neox: nothing is known"),
     ],
@@ -58,12 +59,19 @@ def test_swapped_layers_compute_the_same(kind: str, swapped: list[str], loaded_t
 
 @pytest.mark.parametrize("kind", ["llama", "gemma2", "qwen3"])
 def test_greedy_equals_generate(
-    kind: str, tiny_model: Callable[[str], Path], loaded_tiny: Load, toy: types.SimpleNamespace
+    kind: str,
+    tiny_model: Callable[[str], Path],
+    loaded_tiny: Load,
+    toy: types.SimpleNamespace,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     loaded = copy.deepcopy(loaded_tiny(kind))
-    fuse(loaded.network)
-    assert defer_rotary(loaded.network) == 3
-    assert join_residuals(loaded.network) == (0 if kind == "gemma2" else 3)
+    caplog.set_level(logging.INFO)
+    _use_fused_ops(loaded.network)
+    joined = 0 if kind == "gemma2" else 3
+    assert (
+        f"one product: 3; that norm and add at once: {joined}; that leave rotation to the cache's op: 3" in caplog.text
+    )
     chance = random.Random(3)
     prompts = [[chance.randrange(8, 380) for _ in range(n)] for n in (5, 1, 33)]
     expected = toy.expected_answers(tiny_model(kind), prompts, 6)
