@@ -17,15 +17,8 @@ from pagetide_spec.errors import PagetideError, SettingError
 from pagetide_spec.flags import add_flags, config_from
 
 UNITS = {
-    "": 1,
-    "K": 10**3,
-    "M": 10**6,
-    "G": 10**9,
-    "T": 10**12,
-    "KI": 1 << 10,
-    "MI": 1 << 20,
-    "GI": GIB,
-    "TI": 1 << 40,
+    **{"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12},
+    **{"KI": 1 << 10, "MI": 1 << 20, "GI": GIB, "TI": 1 << 40},
 }
 # CUDA's context and its libraries' work space.
 RUNTIME_BYTES = 700 << 20
@@ -113,7 +106,7 @@ def parse_lengths(text: str | None) -> list[int] | None:
 
 
 def make_plan(config: EngineConfig, device_bytes: int, lengths: list[int] | None = None) -> ModelPlan:
-    """Work out the plan of a configuration on a GPU of `device_bytes`.
+    """Work out the plan of a configuration on a GPU of `device_bytes`, or with int8 on a CPU with that much free.
 
     Raises:
         SettingError: the model cannot be served or has no room; says what to change.
@@ -139,6 +132,7 @@ def make_plan(config: EngineConfig, device_bytes: int, lengths: list[int] | None
         block_size=config.block_size,
         blocks=room.blocks,
         concurrency={n: room.fitting(n, config.block_size) for n in lengths or _usual_lengths(room.window)},
+        runtime_bytes=RUNTIME_BYTES if _device_type(config) == "cuda" else 0,
     )
 
 
@@ -181,8 +175,8 @@ def _examined(config: EngineConfig) -> _Model:
     from .model.memory import bytes_per_token, weight_bytes
     from .model.network import examine
 
-    hf_config = _configuration(config)
-    dtype, shape = dtype_of(hf_config, config, torch.device("cuda")), examine(hf_config, config)
+    hf_config, device = _configuration(config), torch.device(_device_type(config))
+    dtype, shape = dtype_of(hf_config, config, device), examine(hf_config, config)
     sizes = bytes_per_token(shape.layers, dtype), weight_bytes(shape, dtype, config.quantization)
     return _Model(hf_config, dtype, shape, window(hf_config, config), *sizes)
 
@@ -195,12 +189,21 @@ def _room(config: EngineConfig, model: _Model, device_bytes: int) -> _Room:
     from .model.memory import Memory, cache_blocks, usable_window
     from .model.profile import estimated_activations, estimated_graphs
 
-    limits = batch_limits(config, torch.device("cuda"), model.window)
+    device = torch.device(_device_type(config))
+    limits, on_gpu = batch_limits(config, device, model.window), device.type == "cuda"
     known = (model.hf_config, model.shape.vocab_size, limits, model.dtype)
-    activations = estimated_activations(*known) + (0 if config.enforce_eager else estimated_graphs(*known))
-    memory = Memory(device_bytes, model.weight_bytes + activations + RUNTIME_BYTES, on_gpu=True)
+    graphs = estimated_graphs(*known) if on_gpu and not config.enforce_eager else 0
+    activations = estimated_activations(*known) + graphs
+    # A CPU's memory is measured once the weights are loaded.
+    total = device_bytes if on_gpu else max(0, device_bytes - model.weight_bytes)
+    memory = Memory(total, activations + (model.weight_bytes + RUNTIME_BYTES if on_gpu else 0), on_gpu)
     blocks = cache_blocks(config, memory, model.bytes_per_token * config.block_size, model.window, limits)
     return _Room(activations, blocks, usable_window(config, model.window, blocks), limits.max_num_seqs)
+
+
+def _device_type(config: EngineConfig) -> str:
+    """What the engine would run on: a GPU, but with a quantization that is built for the CPU only."""
+    return "cpu" if config.quantization == "int8" else "cuda"
 
 
 def _configuration(config: EngineConfig) -> Any:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from pagetide_server.model import memory
-from pagetide_server.model.loader import LoadedModel
+from pagetide_server.model.loader import LoadedModel, load
 from pagetide_server.model.memory import Memory, bytes_per_token
 from pagetide_server.plan import main, make_plan, parse_size
 from pagetide_spec.config import GIB, EngineConfig
@@ -53,6 +53,22 @@ def test_weights_of_eight_bits_are_counted_as_such(tiny_model: Tiny, capsys: pyt
         assert found["weight_bytes"] == scaled + size * sum(p.numel() for p in parts if p.dim() == 1)
     assert main([str(tiny_model("qwen3")), "--quantization=int8", "--dtype=float16"]) == 0
     assert "parameters, int8 and float16)" in capsys.readouterr().out
+
+
+def test_eight_bits_are_planned_for_the_cpu_that_they_run_on(
+    tiny_model: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    AutoModelForCausalLM.from_pretrained(tiny_model("llama"), dtype=torch.bfloat16).save_pretrained(tmp_path)
+    config = EngineConfig(model=str(tmp_path), quantization="int8")
+    plan = make_plan(config, 9 * GIB)
+    loaded = load(config)
+    assert (plan.dtype, loaded.dtype) == ("float32", torch.float32)
+    assert plan.bytes_per_token == bytes_per_token(loaded.layers, loaded.dtype)
+    monkeypatch.setattr(memory, "available_bytes", lambda: 9 * GIB - plan.weight_bytes)
+    assert plan.blocks == memory.kv_blocks(config, loaded)[0] == 64 * 32  # sequences of 512 tokens
+    assert plan.runtime_bytes == 0
 
 
 def test_agrees_with_the_loaded_model(
