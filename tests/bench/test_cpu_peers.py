@@ -43,7 +43,7 @@ def test_our_own_drivers(driver: str, tiny_model: Any, tmp_path: Path) -> None:
     assert 0 < max(found["first_token_seconds"]) < found["seconds"]
     assert found["peak_mib"] > 50
     # So short a run may take less than one tick of the clock.
-    assert 0 <= found["own_share"] <= 1.01
+    assert 0 <= found["own_share"] <= 1
     assert 0 <= found["others_share"] <= 1
 
 

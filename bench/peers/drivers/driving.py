@@ -66,7 +66,8 @@ class Watch:
         own = self._own_seconds() - self._own
         others = max(0.0, _busy_seconds() - self._busy - own)
         whole = seconds * (os.cpu_count() or 1)
-        return {"seconds": seconds, "own_share": own / whole, "others_share": others / whole}
+        # The system counts in ticks, so that a short time may come out as more than all cores have.
+        return {"seconds": seconds, "own_share": min(1.0, own / whole), "others_share": min(1.0, others / whole)}
 
     def _own_seconds(self) -> float:
         return sum(_cpu_seconds(pid) for top in self._pids for pid in tree(top))

@@ -16,7 +16,7 @@ from pagetide_kernels.packed_linear import PackedWeight, linear, pack
 from pagetide_kernels.paged_attention import paged_attention
 
 from .attention import StepAttention
-from .kinds import kind_of
+from .kinds import ACTIVATIONS, PLUS_ONE_NORMS, kind_of
 from .merging import GATE_UP, QUERY_KEY_VALUE, can_merge, merge
 from .network import Layer
 
@@ -27,7 +27,8 @@ _NORMED_BEFORE = {
 }  # fmt: skip
 # Layers whose attention and MLP are normed before and behind.
 _NORMED_TWICE = {"Gemma2DecoderLayer", "Gemma3DecoderLayer"}
-_ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
+# Those that the C++ op knows.
+_ACTIVATIONS = {name: op for name, op in ACTIVATIONS.items() if op != "gelu"}
 
 
 class CpuLayer(torch.nn.Module):
@@ -137,6 +138,6 @@ def _head_norm(attention: Any, name: str) -> torch.Tensor | None:
 def _norm(norm: Any) -> tuple[torch.Tensor, float]:
     """(weights that multiply, eps) of an RMS norm; Gemma's are 1 more than what is stored."""
     weight = norm.weight.data.float()
-    plus_one = type(norm).__name__.startswith("Gemma")
+    plus_one = type(norm).__name__ in PLUS_ONE_NORMS
     eps = norm.eps if hasattr(norm, "eps") else norm.variance_epsilon
     return (weight + 1 if plus_one else weight.clone()), float(eps)

@@ -10,23 +10,14 @@ from typing import Any
 
 import torch
 
-from .kinds import kind_of
+from .kinds import ACTIVATIONS, PLUS_ONE_NORMS, kind_of
 from .merging import GATE_UP, can_merge, merge
 
-# What transformers calls the activations that `gated` knows.
-_ACTIVATIONS = {
-    "silu": "silu",
-    "swish": "silu",
-    "gelu": "gelu",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "gelu_new": "gelu_tanh",
-}
-# Norms of x / rms(x) * weight, and of x / rms(x) * (1 + weight).
+# RMS norms of x / rms(x) * weight.
 _NORMS = {
     "LlamaRMSNorm", "MistralRMSNorm", "MixtralRMSNorm", "Olmo2RMSNorm", "Phi3RMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm",
     "Qwen2MoeRMSNorm", "Qwen3MoeRMSNorm", "GraniteRMSNorm",
 }  # fmt: skip
-_PLUS_ONE_NORMS = {"GemmaRMSNorm", "Gemma2RMSNorm", "Gemma3RMSNorm"}
 _GATED = {
     "LlamaMLP", "MistralMLP", "Olmo2MLP", "Qwen2MLP", "Qwen3MLP", "GemmaMLP", "Gemma2MLP", "Gemma3MLP", "GraniteMLP",
     "CohereMLP", "Cohere2MLP", "StableLmMLP",
@@ -89,9 +80,9 @@ def fuse(network: torch.nn.Module) -> list[str]:
 
 def _fused(module: Any) -> torch.nn.Module | None:
     kind = kind_of(module)
-    if kind in _NORMS or kind in _PLUS_ONE_NORMS:
-        return FusedNorm(module, kind in _PLUS_ONE_NORMS)
+    if kind in _NORMS or kind in PLUS_ONE_NORMS:
+        return FusedNorm(module, kind in PLUS_ONE_NORMS)
     if kind not in _GATED or not can_merge(GATE_UP.separate(module)):
         return None
-    activation = _ACTIVATIONS.get(getattr(module.config, "hidden_activation", None) or module.config.hidden_act)
+    activation = ACTIVATIONS.get(getattr(module.config, "hidden_activation", None) or module.config.hidden_act)
     return FusedGatedMLP(module, activation) if activation else None
