@@ -1,7 +1,7 @@
 """Compile the C++ ops once a machine, and keep them.
 
-What is built lies under $PAGETIDE_CACHE/kernels (default ~/.cache/pagetide), named by sources, flags, compiler and
-torch's version. A lock lets one process compile while others wait; the library appears by one rename when it is whole.
+What is built lies under $PAGETIDE_CACHE/kernels (default ~/.cache/pagetide), named by sources, flags and compiler.
+A lock lets one process compile while others wait; the library appears by one rename when it is whole.
 
 An image has them built ahead (`prebuilt.py`). The library is plain C behind ctypes: no header of torch is read, so that
 it builds in seconds and fits every version.
@@ -165,7 +165,7 @@ def sources() -> list[Path]:
 
 def key(compiler: list[str], flags: tuple[str, ...]) -> str:
     """What tells a library from others: all that goes into it."""
-    parts = (*compiler, *flags, platform.machine(), torch.__version__)
+    parts = (*compiler, *flags, platform.machine())
     texts = [path.read_bytes() for path in (*sources(), *sorted(FOLDER.glob("*.h")))]
     return hashlib.sha256(b"\0".join(["\0".join(parts).encode(), *texts])).hexdigest()[:24]
 

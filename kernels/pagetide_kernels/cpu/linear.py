@@ -20,8 +20,6 @@ _TAKES = {
     "look_up": [_P, _I64, _I64, _P, _I64, _P],
     "look_up_int8": [_P, _P, _I64, _I64, _P, _I64, _P],
 }
-# Bytes of an int8 panel come in fours.
-_QUAD = 4
 # Panels that are quantized at a time.
 _PIECE_PANELS = 256
 
@@ -37,6 +35,12 @@ def _function(operation: str, kind: str) -> Callable[..., int]:
 def panel_rows() -> int:
     """Rows of weights that lie in one panel."""
     return int(build.library().pagetide_panel_rows())
+
+
+def _of_columns(name: str, columns: int) -> int:
+    function = getattr(build.library(), f"pagetide_{name}")
+    function.argtypes, function.restype = [_I64], _I64
+    return int(function(columns))
 
 
 def pack(weight: torch.Tensor) -> torch.Tensor:
@@ -58,8 +62,7 @@ def quantize(
     """(panels of 8 bits, scales) of contiguous `weight` [rows, columns]; `release` is given rows that were read."""
     rows, columns = weight.shape
     padded = -(-rows // panel_rows()) * panel_rows()
-    width = -(-columns // _QUAD) * _QUAD
-    groups = -(-columns // int(build.library().pagetide_group()))
+    width, groups = (_of_columns(name, columns) for name in ("padded", "groups"))
     packed, scales = torch.empty(padded * width, dtype=torch.uint8), torch.empty(padded * groups)
     function, step = _function("quantize", build.DTYPE_NAMES[weight.dtype]), panel_rows() * _PIECE_PANELS
     for first in range(0, rows, step):

@@ -181,7 +181,9 @@ void quantize(const T* rows, int64_t n, int64_t k, uint8_t* to, float* scales, i
 
 }  // namespace
 
-extern "C" int64_t pagetide_group() { return GROUP; }
+// Bytes of a row of k weights, and its scales.
+extern "C" int64_t pagetide_padded(int64_t k) { return padded(k); }
+extern "C" int64_t pagetide_groups(int64_t k) { return groups_of(k); }
 
 extern "C" int pagetide_linear_int8(const float* x, const void* weights, const float* scales, const float* bias, float* y,
                                     const int64_t* sizes, int threads) {
