@@ -103,7 +103,11 @@ def test_no_peers_server_is_left_running(timeout: int, ending: int | None, code:
     server.chmod(0o755)
     (tmp_path / "m-f32.gguf").touch()
     command = [sys.executable, str(SCRIPT), str(tmp_path / "m"), f"--peers={tmp_path}", f"--timeout={timeout}"]
-    process = subprocess.Popen([*command, "--contenders", "llama.cpp", "--workloads", "W3", "--rounds=1"])
+    process = subprocess.Popen(
+        [*command, "--contenders", "llama.cpp", "--workloads", "W3", "--rounds=1"],
+        # Where the tests themselves run in the background, SIGINT is ignored, and a child inherits that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     try:
         deadline = time.monotonic() + 50
         while not (tmp_path / "pid").exists() and time.monotonic() < deadline:
