@@ -10,7 +10,7 @@ packed sequences in the positions either (which on a GPU would wait for the devi
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -64,21 +64,27 @@ class PagedKeywordLost(Exception):
     """A network does not hand unknown keywords down to its attention layers; `relay` helps."""
 
 
+class AttentionCall(NamedTuple):
+    """What a layer asks for.
+
+    query is [T, heads, head_dim], key and value are [T, kv_heads, ...]; `others` is what else transformers hands on.
+    """
+
+    layer: torch.nn.Module
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    scale: float
+    sliding_window: int | None
+    soft_cap: float | None
+    others: dict[str, Any]
+
+
 class Attends(Protocol):
     """What answers the attention calls of one forward pass."""
 
-    def attend(
-        self,
-        layer: torch.nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scale: float,
-        sliding_window: int | None,
-        soft_cap: float | None,
-        others: dict[str, Any],
-    ) -> torch.Tensor:
-        """query [T, heads, head_dim], key and value [T, kv_heads, head_dim] -> [T, heads, head_dim]."""
+    def attend(self, call: AttentionCall) -> torch.Tensor:
+        """[T, heads, size of a value]"""
         ...
 
 
@@ -115,7 +121,8 @@ def forward(
     if (angles := getattr(key, _ANGLES, None)) is not None:
         others[_ANGLES] = angles
     q, k, v = (t[0].transpose(0, 1) for t in (query, key, value))
-    return paged.attend(module, q, k, v, scale, sliding_window, softcap, others)[None], None
+    call = AttentionCall(module, q, k, v, scale, sliding_window, softcap, others)
+    return paged.attend(call)[None], None
 
 
 class StepAttention:
@@ -127,26 +134,16 @@ class StepAttention:
         self._plans: dict[tuple[int | None, torch.Size], Plan] = {}
         self._uses_plan = uses_plan(batch.slots.device)
 
-    def attend(
-        self,
-        layer: torch.nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scale: float,
-        sliding_window: int | None,
-        soft_cap: float | None,
-        others: dict[str, Any],
-    ) -> torch.Tensor:
+    def attend(self, call: AttentionCall) -> torch.Tensor:
         """See `Attends`; the layer's `layer_idx` says which cache is its own. Changes that cache."""
-        batch = self.batch
-        key_cache, value_cache = self.caches[layer.layer_idx]  # type: ignore[index]
+        batch, query = self.batch, call.query
+        key_cache, value_cache = self.caches[call.layer.layer_idx]  # type: ignore[index]
         dtype, kept = query.dtype, key_cache.dtype
         # On a CPU the cache may be narrower than what the layers compute in.
-        if (angles := angles_of(others)) is None:
-            reshape_and_cache(key.to(kept), value.to(kept), key_cache, value_cache, batch.slots)
+        if (angles := angles_of(call.others)) is None:
+            reshape_and_cache(call.key.to(kept), call.value.to(kept), key_cache, value_cache, batch.slots)
         else:
-            query = rotate_and_cache(query, key, value, *angles, key_cache, value_cache, batch.slots)
+            query = rotate_and_cache(query, call.key, call.value, *angles, key_cache, value_cache, batch.slots)
         out = paged_attention(
             query.to(kept),
             key_cache,
@@ -156,10 +153,10 @@ class StepAttention:
             batch.query_starts,
             batch.max_query_len,
             batch.max_context_len,
-            scale,
-            sliding_window,
-            soft_cap,
-            self._plan(sliding_window, key_cache.shape),
+            call.scale,
+            call.sliding_window,
+            call.soft_cap,
+            self._plan(call.sliding_window, key_cache.shape),
         )
         return out.to(dtype)
 

@@ -15,7 +15,7 @@ from pagetide_kernels.packed_linear import GROUP
 from pagetide_spec.config import EngineConfig
 from pagetide_spec.errors import SettingError
 
-from .attention import ATTENTION_NAME, HARMLESS, PagedKeywordLost, register, relay
+from .attention import ATTENTION_NAME, HARMLESS, AttentionCall, PagedKeywordLost, register, relay
 
 PLAIN_LAYER_TYPES = {"full_attention", "sliding_attention"}
 
@@ -57,32 +57,23 @@ class _Recorder:
         self.layers: dict[int, Layer] = {}
         self.faults: list[str] = []
 
-    def attend(
-        self,
-        layer: torch.nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scale: float,
-        sliding_window: int | None,
-        soft_cap: float | None,
-        others: dict[str, Any],
-    ) -> torch.Tensor:
-        index = getattr(layer, "layer_idx", None)
-        unknown = sorted(k for k, v in others.items() if v is not None and k not in HARMLESS)
+    def attend(self, call: AttentionCall) -> torch.Tensor:
+        """See `attention.Attends`."""
+        query, key, value = call.query, call.key, call.value
+        index = getattr(call.layer, "layer_idx", None)
+        unknown = sorted(k for k, v in call.others.items() if v is not None and k not in HARMLESS)
         if index is None:
             self.faults.append("its attention layers have no layer_idx")
         elif index in self.layers:
             self.faults.append(f"layer {index} attends twice")
         if unknown:
             self.faults.append(f"its attention needs {', '.join(unknown)}")
-        if getattr(layer, "is_causal", True) is False:
+        if getattr(call.layer, "is_causal", True) is False:
             self.faults.append("its attention is not causal: it is an encoder")
         if key.shape[0] != query.shape[0]:
             self.faults.append("it attends to keys from elsewhere")
-        self.layers[index or 0] = Layer(
-            *(key.shape[1], key.shape[2], value.shape[2], sliding_window), query.shape[1], scale, soft_cap
-        )
+        sizes = (key.shape[1], key.shape[2], value.shape[2], call.sliding_window)
+        self.layers[index or 0] = Layer(*sizes, query.shape[1], call.scale, call.soft_cap)
         return query.new_empty(*query.shape[:2], value.shape[2])
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from .attention import angles_of, with_angles
+from .attention import AttentionCall, angles_of, with_angles
 
 NAME = "apply_rotary_pos_emb"
 
@@ -89,19 +89,9 @@ class _Probe:
     def __init__(self) -> None:
         self.attended = self.with_angles = 0
 
-    def attend(
-        self,
-        layer: torch.nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scale: float,
-        sliding_window: int | None,
-        soft_cap: float | None,
-        others: dict[str, Any],
-    ) -> torch.Tensor:
+    def attend(self, call: AttentionCall) -> torch.Tensor:
         """See `attention.Attends`."""
-        angles = angles_of(others)
+        angles, (tokens, _, size) = angles_of(call.others), call.key.shape
         self.attended += 1
-        self.with_angles += angles is not None and angles[0].shape == (key.shape[0], key.shape[2] // 2)
-        return query.new_zeros(*query.shape[:2], value.shape[2])
+        self.with_angles += angles is not None and angles[0].shape == (tokens, size // 2)
+        return call.query.new_zeros(*call.query.shape[:2], call.value.shape[2])
