@@ -24,17 +24,9 @@ inline void add_tile(const float* x, int64_t stride, const T* panel, int64_t ste
 
 template <typename T>
 void add_rows(const float* x, int64_t stride, int64_t rows, const T* panel, int64_t steps, bool fresh, float* sums) {
-    int64_t r = 0;
-    for (; r + MR <= rows; r += MR) add_tile<MR>(x + r * stride, stride, panel, steps, fresh, sums + r * NR);
-    x += r * stride;
-    sums += r * NR;
-    switch (rows - r) {
-        case 5: return add_tile<5>(x, stride, panel, steps, fresh, sums);
-        case 4: return add_tile<4>(x, stride, panel, steps, fresh, sums);
-        case 3: return add_tile<3>(x, stride, panel, steps, fresh, sums);
-        case 2: return add_tile<2>(x, stride, panel, steps, fresh, sums);
-        case 1: return add_tile<1>(x, stride, panel, steps, fresh, sums);
-    }
+    in_tiles(rows, [&](auto size, int64_t r) {
+        add_tile<decltype(size)::value>(x + r * stride, stride, panel, steps, fresh, sums + r * NR);
+    });
 }
 
 inline const float* widened(const float* panel, int64_t, Buffer&) { return panel; }

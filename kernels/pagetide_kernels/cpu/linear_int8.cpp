@@ -120,17 +120,9 @@ void add_tile(const Product& p, const Left& left, int64_t row, const uint8_t* pa
 
 void add_rows(const Product& p, const Left& left, int64_t first, int64_t rows, const uint8_t* panel, const float* scales,
               float* sums) {
-    int64_t r = 0;
-    for (; r + MR <= rows; r += MR) add_tile<MR>(p, left, first + r, panel, scales, sums + r * NR);
-    first += r;
-    sums += r * NR;
-    switch (rows - r) {
-        case 5: return add_tile<5>(p, left, first, panel, scales, sums);
-        case 4: return add_tile<4>(p, left, first, panel, scales, sums);
-        case 3: return add_tile<3>(p, left, first, panel, scales, sums);
-        case 2: return add_tile<2>(p, left, first, panel, scales, sums);
-        case 1: return add_tile<1>(p, left, first, panel, scales, sums);
-    }
+    in_tiles(rows, [&](auto size, int64_t r) {
+        add_tile<decltype(size)::value>(p, left, first + r, panel, scales, sums + r * NR);
+    });
 }
 
 void multiply(const Product& p, const uint8_t* weights, const float* scales, int threads) {

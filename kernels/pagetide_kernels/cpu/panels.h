@@ -6,6 +6,8 @@
 
 #pragma once
 
+#include <type_traits>
+
 #include "vectors.h"
 
 namespace {
@@ -40,6 +42,21 @@ inline void write_panel(const Product& p, int64_t panel, int64_t first, int64_t 
         memcpy(to, from, count * 4);
         if (p.bias)
             for (int64_t i = 0; i < count; i++) to[i] += p.bias[column + i];
+    }
+}
+
+// Calls tile(size, first) for rows in tiles of MR and one of what is left; `size` is a constant, for the compiler to unroll.
+template <typename Tile>
+inline void in_tiles(int64_t rows, Tile tile) {
+    int64_t r = 0;
+    for (; r + MR <= rows; r += MR) tile(std::integral_constant<int, MR>{}, r);
+    static_assert(MR == 6, "a case for every rest");
+    switch (rows - r) {
+        case 5: return tile(std::integral_constant<int, 5>{}, r);
+        case 4: return tile(std::integral_constant<int, 4>{}, r);
+        case 3: return tile(std::integral_constant<int, 3>{}, r);
+        case 2: return tile(std::integral_constant<int, 2>{}, r);
+        case 1: return tile(std::integral_constant<int, 1>{}, r);
     }
 }
 
