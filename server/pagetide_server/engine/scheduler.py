@@ -219,10 +219,6 @@ class Scheduler:
         """State and totals, without what only the engine's loop knows."""
         return reporting.report(self.config, self._queues, self._tables, self._totals, self.prefix_lengths)
 
-    def block_references(self, block: int) -> int:
-        """How many sequences hold a device block."""
-        return self._tables.device.refs[block]
-
     def check_integrity(self) -> None:
         """Check all invariants of queues, tables and pools; for tests.
 

@@ -92,7 +92,7 @@ class ToyMemory:
         for block in blocks:
             # Answers that fork from this very row share its blocks, but read them only from the next step on.
             holders = 1 + len(row.siblings)
-            assert self.scheduler.block_references(block) == holders, f"{row} writes into a shared block"
+            assert self.scheduler._tables.device.refs[block] == holders, f"{row} writes into a shared block"
         return blocks
 
 
