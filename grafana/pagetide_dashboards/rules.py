@@ -56,8 +56,10 @@ def _burn(short: str, long: str, times: float) -> str:
 
 
 IDLE = "while no request comes in"
-ANSWERED = "sum by (model_name) (rate(@gateway_requests_total[5m]))"
-FAILED = 'sum by (model_name) (rate(@gateway_requests_total{code=~"5.."}[5m]))'
+# The namespace is the gateway's: each may have a model of the same name, and a healthy one must not hide another.
+MODEL = "namespace, model_name"
+ANSWERED = rate("@gateway_requests_total", MODEL, "5m")
+FAILED = rate('@gateway_requests_total{code=~"5.."}', MODEL, "5m")
 BROKEN = '@requests_total{finish_reason="error"}'
 
 RECORDS = (
@@ -97,7 +99,7 @@ ALERTS = (
         "avg_over_time(@kv_cache_utilization_ratio[5m]) > 0.8 and on (namespace, pod, instance, model_name) "
         "sum by (namespace, pod, instance, model_name) (rate(@preemptions_total[5m])) > 0.05",
         "5m", "warning",
-        "{{ $labels.pod }} has too little KV memory for what it runs: sequences have to give way.",
+        "{{ $labels.namespace }}/{{ $labels.pod }} has too little KV memory for what it runs: sequences have to give way.",
     ),
     Alert(
         "PagetideBlockAllocationsFail",
@@ -116,9 +118,9 @@ ALERTS = (
     Alert(
         "PagetideEngineStuck",
         "rate(@engine_steps_total[2m]) == 0 and on (namespace, pod, instance, model_name) "
-        "(@requests_running + @requests_waiting) > 0",
+        "(@requests_running + @requests_waiting + @requests_swapped) > 0",
         "2m", "critical",
-        "{{ $labels.pod }} has work and makes no step.",
+        "{{ $labels.namespace }}/{{ $labels.pod }} has work and makes no step.",
     ),
     Alert(
         "PagetideCrashLoop",
@@ -160,8 +162,8 @@ ALERTS = (
     ),
     Alert(
         "PagetideRequestsHeld",
-        "sum by (model_name) (@gateway_requests_held) > 0 and "
-        "max by (model_name) (@gateway_replicas{state=\"ready\"}) == 0",
+        f"sum by ({MODEL}) (@gateway_requests_held) > 0 and "
+        f"max by ({MODEL}) (@gateway_replicas{{state=\"ready\"}}) == 0",
         "5m", "critical",
         "Requests for {{ $labels.model_name }} have waited five minutes for a replica.",
     ),
