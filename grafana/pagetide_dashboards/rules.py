@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Literal
 
-from .queries import EVERYTHING, WHO, expand, quantile, rate
+from .queries import EVERYTHING, SERVED, WHO, expand, quantile, rate
 
 # A request counts as late from here; a bucket of the histogram ends there.
 LATE_SECONDS = 0.5
@@ -56,10 +56,8 @@ def _burn(short: str, long: str, times: float) -> str:
 
 
 IDLE = "while no request comes in"
-# The namespace is the gateway's: each may have a model of the same name, and a healthy one must not hide another.
-MODEL = "namespace, model_name"
-ANSWERED = rate("@gateway_requests_total", MODEL, "5m")
-FAILED = rate('@gateway_requests_total{code=~"5.."}', MODEL, "5m")
+ANSWERED = rate("@gateway_requests_total", SERVED, "5m")
+FAILED = rate('@gateway_requests_total{code=~"5.."}', SERVED, "5m")
 BROKEN = '@requests_total{finish_reason="error"}'
 
 RECORDS = (
@@ -158,14 +156,14 @@ ALERTS = (
     Alert(
         "PagetideGatewayErrors", f"pagetide:gateway_errors:ratio5m > 0.01 and {ANSWERED} > 0.02", "5m",
         "critical",
-        "Over 1 % of the requests for {{ $labels.model_name }} are answered with a 5xx status.",
+        "Over 1 % of the requests for {{ $labels.namespace }}/{{ $labels.model_name }} are answered with a 5xx status.",
     ),
     Alert(
         "PagetideRequestsHeld",
-        f"sum by ({MODEL}) (@gateway_requests_held) > 0 and "
-        f"max by ({MODEL}) (@gateway_replicas{{state=\"ready\"}}) == 0",
+        f"sum by ({SERVED}) (@gateway_requests_held) > 0 and "
+        f"max by ({SERVED}) (@gateway_replicas{{state=\"ready\"}}) == 0",
         "5m", "critical",
-        "Requests for {{ $labels.model_name }} have waited five minutes for a replica.",
+        "Requests for {{ $labels.namespace }}/{{ $labels.model_name }} have waited five minutes for a replica.",
     ),
     Alert(
         "PagetideRequestsFail",
