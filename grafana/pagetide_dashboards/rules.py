@@ -97,7 +97,8 @@ ALERTS = (
         "avg_over_time(@kv_cache_utilization_ratio[5m]) > 0.8 and on (namespace, pod, instance, model_name) "
         "sum by (namespace, pod, instance, model_name) (rate(@preemptions_total[5m])) > 0.05",
         "5m", "warning",
-        "{{ $labels.namespace }}/{{ $labels.pod }} has too little KV memory for what it runs: sequences have to give way.",
+        "{{ $labels.namespace }}/{{ $labels.pod }} has too little KV memory for what it runs: sequences have to give "
+        "way.",
     ),
     Alert(
         "PagetideBlockAllocationsFail",

@@ -101,10 +101,11 @@ PANELS = [(board, panel) for board in DASHBOARDS for panel in board.panels()]
 
 
 @pytest.mark.parametrize(("board", "panel"), PANELS, ids=lambda x: x.title if isinstance(x, Panel) else "")
-def test_a_panel_says_what_it_means(board, panel):
+def test_a_panel_says_what_it_means(board, panel, camel_names):
     assert panel.unit
     assert len(panel.description) > 20
     assert panel.description.endswith(".")
+    assert set(re.findall(r"\b[a-z]+[A-Z]\w*", panel.description)) <= camel_names, "advice to turn what is not there"
     assert panel.warn is None or panel.alarm is None or panel.warn < panel.alarm
     assert all(isinstance(q, Query) for q in panel.queries)
 
