@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from pagetide_dashboards.files import DASHBOARDS, ROOT, generated
-from pagetide_dashboards.model import COLUMNS, Panel, Query
+from pagetide_dashboards.grafana_json import COLUMNS
+from pagetide_dashboards.model import Panel, Query
 from pagetide_dashboards.queries import SERVICE, expand
 from pagetide_dashboards.rules import RECORDS
 from pagetide_spec.metrics import DCGM_METRICS, GATEWAY_METRICS, OPERATOR_METRICS, SERVER_METRICS
