@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .model import Dashboard, Panel, Query, Row
-from .queries import EVERYTHING, quantile, rate
+from .queries import EVERYTHING, REPLICA, quantile, rate
 
 WORK = Row(
     "Work",
@@ -63,7 +63,7 @@ WORK = Row(
             "Services that wait for a look",
             "none",
             "Growing: looks take too long; see their duration.",
-            [Query("max by (pod) (@operator_queue_length)", "{{pod}}")],
+            [Query("max by (namespace, pod) (@operator_queue_length)", REPLICA)],
             warn=50,
         ),
         Panel(

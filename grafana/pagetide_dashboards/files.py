@@ -10,6 +10,7 @@ import yaml
 from .control import OPERATOR
 from .fleet import FLEET
 from .gateway import GATEWAY
+from .grafana_json import dashboard_json
 from .model import Dashboard
 from .rules import prometheus_rule, rules
 from .scaling import SCALING
@@ -24,7 +25,7 @@ def generated() -> dict[Path, str]:
     """Every generated file's content; the chart has copies, since it can read nothing outside of itself."""
     out = {}
     for board in DASHBOARDS:
-        text = json.dumps(board.json(), indent=2, ensure_ascii=False) + "\n"
+        text = json.dumps(dashboard_json(board), indent=2, ensure_ascii=False) + "\n"
         name = f"{board.uid.removeprefix('pagetide-')}.json"
         out[ROOT / "grafana/dashboards" / name] = out[ROOT / "charts/pagetide/files/dashboards" / name] = text
     plain = _NOTE + yaml.safe_dump(rules(), sort_keys=False, width=120)

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from .model import Dashboard, Panel, Query, Row, Variable
-from .queries import MODEL, PLACE, quantile, rate
+from .queries import MODEL, PLACE, SERVED, quantile, rate
 
 # The namespace is the gateway's own.
 NAMESPACE = Variable("namespace", "namespace", ("gateway_requests_in_flight",))
 NAME = Variable("model", "model_name", ("gateway_requests_in_flight",), PLACE)
 
 NO_ANSWER = "while nothing is answered"
-# The path of a model is known here by its name, which is what clients ask for.
-WHO = "model_name"
-NAMED = "{{model_name}}"
-ANSWERED = rate("@gateway_requests_total", WHO)
-FAILED = rate('@gateway_requests_total{code=~"5.."}', WHO)
+# A model by the name that clients ask for.
+NAMED = "{{namespace}}/{{model_name}}"
+ANSWERED = rate("@gateway_requests_total", SERVED)
+FAILED = rate('@gateway_requests_total{code=~"5.."}', SERVED)
 
 CLIENTS = Row(
     "Clients",
@@ -47,8 +46,8 @@ CLIENTS = Row(
             "Arrival to the first byte of a replica's answer: what a client of a stream waits. High with a low time to "
             "first token at the servers: requests are held, or the gateway is busy; add gateways.",
             [
-                Query(quantile(0.5, "@gateway_first_byte_seconds", WHO), f"{NAMED} p50", NO_ANSWER),
-                Query(quantile(0.95, "@gateway_first_byte_seconds", WHO), f"{NAMED} p95", NO_ANSWER),
+                Query(quantile(0.5, "@gateway_first_byte_seconds", SERVED), f"{NAMED} p50", NO_ANSWER),
+                Query(quantile(0.95, "@gateway_first_byte_seconds", SERVED), f"{NAMED} p95", NO_ANSWER),
             ],
             warn=1,
             alarm=5,
@@ -57,7 +56,7 @@ CLIENTS = Row(
             "Held requests",
             "none",
             "Requests that wait for a replica to wake. Growing: replicas do not come; see Operator.",
-            [Query(f"sum by ({WHO}) (@gateway_requests_held)", NAMED)],
+            [Query(f"sum by ({SERVED}) (@gateway_requests_held)", NAMED)],
             warn=10,
         ),
         Panel(
@@ -92,7 +91,7 @@ ROUTING = Row(
             "Requests at each replica",
             "none",
             "In flight now, through all gateways. Uneven: long requests, or a beginning that many share.",
-            [Query("sum by (model_name, replica) (@gateway_replica_requests_in_flight)", f"{NAMED} {{{{replica}}}}")],
+            [Query(f"sum by ({SERVED}, replica) (@gateway_replica_requests_in_flight)", f"{NAMED} {{{{replica}}}}")],
             stack=True,
         ),
         Panel(
@@ -101,8 +100,8 @@ ROUTING = Row(
             "Its part of the model's requests in flight.",
             [
                 Query(
-                    "sum by (model_name, replica) (@gateway_replica_requests_in_flight) "
-                    "/ on (model_name) group_left () (sum by (model_name) (@gateway_replica_requests_in_flight) > 0)",
+                    f"sum by ({SERVED}, replica) (@gateway_replica_requests_in_flight) "
+                    f"/ on ({SERVED}) group_left () (sum by ({SERVED}) (@gateway_replica_requests_in_flight) > 0)",
                     f"{NAMED} {{{{replica}}}}",
                     "while nothing is in flight",
                 )
@@ -119,15 +118,15 @@ TROUBLE = Row(
             "Replicas by state",
             "none",
             "As gateways see them. ejected: set aside after failures. unready for long: its pod's log says why.",
-            [Query("max by (model_name, state) (@gateway_replicas)", f"{NAMED} {{{{state}}}}")],
+            [Query(f"max by ({SERVED}, state) (@gateway_replicas)", f"{NAMED} {{{{state}}}}")],
         ),
         Panel(
             "Retries and broken streams a second",
             "reqps",
             "Clients do not see retries, but broken streams. Either: a replica restarts, or its network fails.",
             [
-                Query(rate("@gateway_retries_total", WHO), f"{NAMED} retries"),
-                Query(rate("@gateway_broken_streams_total", WHO), f"{NAMED} broken streams"),
+                Query(rate("@gateway_retries_total", SERVED), f"{NAMED} retries"),
+                Query(rate("@gateway_broken_streams_total", SERVED), f"{NAMED} broken streams"),
             ],
             warn=0.1,
         ),
@@ -136,8 +135,8 @@ TROUBLE = Row(
             "ops",
             "Clients that leave before the end: answers come too late for them, see the time to the first byte.",
             [
-                Query(rate("@gateway_client_disconnects_total", WHO), f"{NAMED} clients left"),
-                Query(rate("@gateway_ejections_total", WHO), f"{NAMED} replicas set aside"),
+                Query(rate("@gateway_client_disconnects_total", SERVED), f"{NAMED} clients left"),
+                Query(rate("@gateway_ejections_total", SERVED), f"{NAMED} replicas set aside"),
             ],
         ),
     ],

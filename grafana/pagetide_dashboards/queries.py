@@ -71,6 +71,8 @@ WHO = "namespace, service"
 NAMED = "{{namespace}}/{{service}}"
 EACH = "namespace, service, pod"
 REPLICA = "{{namespace}}/{{pod}}"
+# A model as one namespace's gateways serve it: those of another may have one of the same name.
+SERVED = "namespace, model_name"
 RATE = "$__rate_interval"
 
 

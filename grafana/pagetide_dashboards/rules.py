@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Literal
 
-from .queries import EVERYTHING, WHO, expand, quantile, rate
+from .queries import EVERYTHING, SERVED, WHO, expand, quantile, rate
 
 # A request counts as late from here; a bucket of the histogram ends there.
 LATE_SECONDS = 0.5
@@ -56,8 +56,8 @@ def _burn(short: str, long: str, times: float) -> str:
 
 
 IDLE = "while no request comes in"
-ANSWERED = "sum by (model_name) (rate(@gateway_requests_total[5m]))"
-FAILED = 'sum by (model_name) (rate(@gateway_requests_total{code=~"5.."}[5m]))'
+ANSWERED = rate("@gateway_requests_total", SERVED, "5m")
+FAILED = rate('@gateway_requests_total{code=~"5.."}', SERVED, "5m")
 BROKEN = '@requests_total{finish_reason="error"}'
 
 RECORDS = (
@@ -97,7 +97,8 @@ ALERTS = (
         "avg_over_time(@kv_cache_utilization_ratio[5m]) > 0.8 and on (namespace, pod, instance, model_name) "
         "sum by (namespace, pod, instance, model_name) (rate(@preemptions_total[5m])) > 0.05",
         "5m", "warning",
-        "{{ $labels.pod }} has too little KV memory for what it runs: sequences have to give way.",
+        "{{ $labels.namespace }}/{{ $labels.pod }} has too little KV memory for what it runs: sequences have to give "
+        "way.",
     ),
     Alert(
         "PagetideBlockAllocationsFail",
@@ -116,9 +117,9 @@ ALERTS = (
     Alert(
         "PagetideEngineStuck",
         "rate(@engine_steps_total[2m]) == 0 and on (namespace, pod, instance, model_name) "
-        "(@requests_running + @requests_waiting) > 0",
+        "(@requests_running + @requests_waiting + @requests_swapped) > 0",
         "2m", "critical",
-        "{{ $labels.pod }} has work and makes no step.",
+        "{{ $labels.namespace }}/{{ $labels.pod }} has work and makes no step.",
     ),
     Alert(
         "PagetideCrashLoop",
@@ -156,14 +157,14 @@ ALERTS = (
     Alert(
         "PagetideGatewayErrors", f"pagetide:gateway_errors:ratio5m > 0.01 and {ANSWERED} > 0.02", "5m",
         "critical",
-        "Over 1 % of the requests for {{ $labels.model_name }} are answered with a 5xx status.",
+        "Over 1 % of the requests for {{ $labels.namespace }}/{{ $labels.model_name }} are answered with a 5xx status.",
     ),
     Alert(
         "PagetideRequestsHeld",
-        "sum by (model_name) (@gateway_requests_held) > 0 and "
-        "max by (model_name) (@gateway_replicas{state=\"ready\"}) == 0",
+        f"sum by ({SERVED}) (@gateway_requests_held) > 0 and "
+        f"max by ({SERVED}) (@gateway_replicas{{state=\"ready\"}}) == 0",
         "5m", "critical",
-        "Requests for {{ $labels.model_name }} have waited five minutes for a replica.",
+        "Requests for {{ $labels.namespace }}/{{ $labels.model_name }} have waited five minutes for a replica.",
     ),
     Alert(
         "PagetideRequestsFail",

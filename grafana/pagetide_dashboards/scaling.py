@@ -81,10 +81,10 @@ SIGNALS = Row(
         Panel(
             "Requests over places",
             "percentunit",
-            "Running and waiting over maxNumSeqs, as the signal `batch` sees it where KV memory is no limit.",
+            "Running, waiting and swapped over maxNumSeqs, as the signal `batch` sees it where KV memory is no limit.",
             [
                 Query(
-                    f"(sum by ({WHO}) (@requests_running) + sum by ({WHO}) (@requests_waiting)) "
+                    f"sum by ({WHO}) (@requests_running + @requests_waiting + @requests_swapped) "
                     f"/ sum by ({WHO}) (@max_num_seqs)",
                     NAMED,
                 )

@@ -179,8 +179,8 @@ REQUESTS = Row(
         Panel(
             "Finish reasons",
             "reqps",
-            "length: maxTokens or the window ended it. abort: its client left; many: clients give up, see queue time. "
-            "error: the server's logs name each.",
+            "length: the request's max_tokens or the window ended it. abort: its client left; many: clients give up, "
+            "see queue time. error: the server's logs name each.",
             [Query(rate("@requests_total", "finish_reason"), "{{finish_reason}}")],
             stack=True,
         ),

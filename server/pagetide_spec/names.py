@@ -53,6 +53,8 @@ PATH_LIVE = "/livez"
 PATH_READY = "/readyz"
 PATH_HEALTH = "/health"
 PATH_METRICS = "/metrics"
+# The gateway's figures as JSON: for its page, and for `pagetide top`.
+PATH_SUMMARY = "/summary"
 HEADER_REQUEST_ID = "x-request-id"
 HEADER_REPLICA = "x-pagetide-replica"
 HEADER_SESSION = "x-session-id"

@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from pagetide_dashboards.files import DASHBOARDS, ROOT, generated
-from pagetide_dashboards.model import COLUMNS, Panel, Query
+from pagetide_dashboards.grafana_json import COLUMNS
+from pagetide_dashboards.model import Panel, Query
 from pagetide_dashboards.queries import SERVICE, expand
 from pagetide_dashboards.rules import RECORDS
 from pagetide_spec.metrics import DCGM_METRICS, GATEWAY_METRICS, OPERATOR_METRICS, SERVER_METRICS
@@ -101,10 +102,11 @@ PANELS = [(board, panel) for board in DASHBOARDS for panel in board.panels()]
 
 
 @pytest.mark.parametrize(("board", "panel"), PANELS, ids=lambda x: x.title if isinstance(x, Panel) else "")
-def test_a_panel_says_what_it_means(board, panel):
+def test_a_panel_says_what_it_means(board, panel, camel_names):
     assert panel.unit
     assert len(panel.description) > 20
     assert panel.description.endswith(".")
+    assert set(re.findall(r"\b[a-z]+[A-Z]\w*", panel.description)) <= camel_names, "advice to turn what is not there"
     assert panel.warn is None or panel.alarm is None or panel.warn < panel.alarm
     assert all(isinstance(q, Query) for q in panel.queries)
 

@@ -64,6 +64,8 @@ def labels(found: Mapping[str, str]) -> str:
     return "{" + ",".join(f'{key}="{value}"' for key, value in found.items()) + "}"
 
 
+MODEL = "{{namespace}}/{{model_name}}"
+AT_A = {"namespace": "a", "model_name": "llm"}
 A, B = {"namespace": "a", "service": "llm"}, {"namespace": "b", "service": "llm"}
 QUEUE = "request_queue_seconds_bucket"
 # In `a` all requests have waited less than 0.1 s, in `b` all between 1 and 2 s.
@@ -134,16 +136,23 @@ CASES = (
         id="a replica costs as long as it is there",
     ),
     pytest.param(
-        Case("gateway", "Failed requests", "{{model_name}}",
-             {'pagetide_gateway_requests_total{model_name="llm",code="200"}': "0+10x4"}, [({"model_name": "llm"}, 0)]),
+        Case("gateway", "Failed requests", MODEL,
+             {'pagetide_gateway_requests_total{namespace="a",model_name="llm",code="200"}': "0+10x4"}, [(AT_A, 0)]),
         id="a gateway without failures shows zero",
     ),
     pytest.param(
-        Case("gateway", "Share of each replica", "{{model_name}} {{replica}}",
-             {f'pagetide_gateway_replica_requests_in_flight{{model_name="{model}",replica="r-0"}}': f"{count}x4"
-              for model, count in (("a/llm", 1), ("b/llm", 4))},
-             [({"model_name": model, "replica": "r-0"}, 1) for model in ("a/llm", "b/llm")]),
+        Case("gateway", "Share of each replica", f"{MODEL} {{{{replica}}}}",
+             {f'pagetide_gateway_replica_requests_in_flight{{namespace="a",model_name="{model}",replica="r-0"}}':
+              f"{count}x4" for model, count in (("a/llm", 1), ("b/llm", 4))},
+             [({"namespace": "a", "model_name": model, "replica": "r-0"}, 1) for model in ("a/llm", "b/llm")]),
         id="replicas of two models may have one name",
+    ),
+    pytest.param(
+        Case("gateway", "Replicas by state", f"{MODEL} {{{{state}}}}",
+             {'pagetide_gateway_replicas{namespace="a",model_name="llm",state="ready"}': "0x4",
+              'pagetide_gateway_replicas{namespace="b",model_name="llm",state="ready"}': "3x4"},
+             [({**AT_A, "state": "ready"}, 0), ({**AT_A, "namespace": "b", "state": "ready"}, 3)]),
+        id="a gateway without replicas is not hidden by that of another namespace",
     ),
     pytest.param(
         Case("service", "GPU utilization", f"{POD} {{{{gpu}}}} (DCGM)", DCGM | OURS,
@@ -176,7 +185,7 @@ def test_a_panel_shows_what_is_so(case: Case, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_a_legend_that_names_a_service_or_pod_names_its_namespace() -> None:
-    for (_, panel, legend), _ in QUERIES.items():
-        if "{{service}}" in legend or "{{pod}}" in legend:
-            assert "{{namespace}}" in legend or panel in ("Services that wait for a look",), (panel, legend)
+def test_a_legend_that_names_a_service_a_model_or_a_pod_names_its_namespace() -> None:
+    for board, panel, legend in QUERIES:
+        if any(f"{{{{{label}}}}}" in legend for label in ("service", "pod", "model_name")):
+            assert "{{namespace}}" in legend, (board, panel, legend)

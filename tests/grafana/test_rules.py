@@ -13,8 +13,6 @@ import yaml
 
 from pagetide_dashboards.files import ROOT
 from pagetide_dashboards.rules import ALERTS
-from pagetide_spec.config import EngineConfig
-from pagetide_spec.crd import crd_yaml
 
 PROMTOOL = os.environ.get("PROMTOOL") or shutil.which("promtool")
 needs_promtool = pytest.mark.skipif(
@@ -61,20 +59,19 @@ def sections() -> dict[str, str]:
     return dict(re.findall(r"^## (Pagetide\w+)\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL))
 
 
-def parameters() -> set[str]:
-    """Whatever a manifest or the chart may set: names of fields."""
-    values = (ROOT / "charts/pagetide/values.yaml").read_text()
-    fields = set(re.findall(r"^\s+(\w+):", crd_yaml() + values, re.MULTILINE))
-    assert len(EngineConfig.__dataclass_fields__) < len(fields)
-    return fields
-
-
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda a: a.name)
-def test_the_runbook_names_the_parameter_to_turn(alert):
-    section = sections()[alert.name]
-    assert "Turn:" in section
-    named = {word for code in re.findall(r"`([^`]+)`", section.split("Turn:")[1]) for word in re.findall(r"\w+", code)}
-    assert named & parameters(), "a section names a field of the resource"
+def test_the_runbook_names_the_parameter_to_turn(alert, parameters):
+    advice = sections()[alert.name].partition("Turn:")[2]
+    named = {path for code in re.findall(r"`([^`]+)`", advice) for path in re.findall(r"[\w.]+", code)}
+    named |= {path.rpartition(".")[2] for path in named}
+    assert named & parameters, "a section names a field of the resource, or a value of the chart"
+
+
+@pytest.mark.parametrize("page", ["runbook", "tuning"])
+def test_a_page_names_no_parameter_that_is_not_there(page, camel_names):
+    text = (ROOT / f"docs/{page}.md").read_text()
+    named = {name for code in re.findall(r"`([^`\n]+)`", text) for name in re.findall(r"\b[a-z]+[A-Z]\w*", code)}
+    assert named - {"camelCase"} <= camel_names
 
 
 def test_the_runbook_has_no_section_of_an_alert_that_is_gone():

@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 
 from pagetide_dashboards.files import DASHBOARDS
+from pagetide_dashboards.grafana_json import dashboard_json
 
 encoder = pytest.importorskip("grafana_foundation_sdk.cog.encoder", reason="needs grafana-foundation-sdk")
 plugins = pytest.importorskip("grafana_foundation_sdk.cog.plugins")
 schema = pytest.importorskip("grafana_foundation_sdk.models.dashboard")
 
-BOARDS = [pytest.param(board.json(), id=board.uid) for board in DASHBOARDS]
+BOARDS = [pytest.param(dashboard_json(board), id=board.uid) for board in DASHBOARDS]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -93,11 +94,11 @@ def test_every_value_is_of_its_type(board: dict[str, Any]) -> None:
     ],
 )
 def test_a_wrong_value_is_found(where: str, value: Any, path: str) -> None:
-    board = {**DASHBOARDS[0].json(), where: value}
+    board = {**dashboard_json(DASHBOARDS[0]), where: value}
     assert wrong(schema.Dashboard.from_json(board), schema.Dashboard) == [path]
 
 
 def test_an_unknown_key_is_found() -> None:
-    board = DASHBOARDS[0].json()
+    board = dashboard_json(DASHBOARDS[0])
     board["panels"][1]["fieldConfig"]["defaults"]["units"] = "s"
     assert lost(board, read_again(board)) == [".panels[1].fieldConfig.defaults.units"]

@@ -67,7 +67,8 @@ class ClusterSource:
         except ApiError as error:
             raise NoAnswer(f"{self._host}: {error.reason}: {error}") from None
         rows = await asyncio.gather(*(self._row(pod) for pod in pods if is_alive(pod)))
-        self._histories = {uid: h for uid, h in self._histories.items() if uid in {_uid(p) for p in pods}}
+        here = {_uid(pod) for pod in pods}
+        self._histories = {uid: history for uid, history in self._histories.items() if uid in here}
         lines = [service_line(s) for s in services]
         title = f"cluster {self._host}"
         return Frame(title, sorted(rows, key=lambda r: (r.service, r.replica)), lines or ["no InferenceService"])

@@ -13,7 +13,7 @@ import aiohttp
 
 from pagetide_spec.errors import PagetideError
 from pagetide_spec.metrics import GATEWAY_METRICS
-from pagetide_spec.names import PATH_METRICS, PATH_READY
+from pagetide_spec.names import PATH_METRICS, PATH_READY, PATH_SUMMARY
 
 from .exposition import Change, Look, has_begun_anew, look
 from .frame import Frame, Row, row_of
@@ -22,7 +22,6 @@ from .numbers import plain
 TIMEOUT_S = 5.0
 # The window over which rates and quantiles are told.
 WINDOW_S = 30.0
-PATH_SUMMARY = "/summary"
 
 
 class NoAnswer(PagetideError):

@@ -21,7 +21,8 @@ log = logging.getLogger(__name__)
 
 FLAG = "--api-keys"
 RELOAD_S = 2.0
-_FIELDS = {"maxConcurrent": "max_concurrent", "requestsPerMinute": "requests_per_minute", "cacheSalt": "cache_salt"}
+# Limits and salt as an entry of the file names them -> as `make_key` does.
+FIELDS = {"maxConcurrent": "max_concurrent", "requestsPerMinute": "requests_per_minute", "cacheSalt": "cache_salt"}
 _LEAST_LENGTH = 8
 
 
@@ -75,13 +76,13 @@ def _yaml(text: str, file: Path) -> Any:
 def _entry(entry: Any, where: str) -> Key:
     if not isinstance(entry, dict) or not isinstance(entry.get("name"), str) or not isinstance(entry.get("key"), str):
         raise SettingError(FLAG, where, "must have a `name` and a `key`, both text")
-    if unknown := set(entry) - {"name", "key", *_FIELDS}:
+    if unknown := set(entry) - {"name", "key", *FIELDS}:
         raise SettingError(FLAG, where, f"has unknown fields: {', '.join(map(str, sorted(unknown, key=str)))}")
     if len(entry["key"]) < _LEAST_LENGTH or any(c.isspace() for c in entry["key"]):
         raise SettingError(FLAG, where, f"`key` must have at least {_LEAST_LENGTH} characters and no space")
     if any(not text.isprintable() for text in (entry["name"], entry["key"])):  # half a character is none
         raise SettingError(FLAG, where, "`name` and `key` must have characters only that can be printed")
-    limits = {ours: entry[theirs] for theirs, ours in _FIELDS.items() if theirs in entry}
+    limits = {ours: entry[theirs] for theirs, ours in FIELDS.items() if theirs in entry}
     _check(limits, where)
     return make_key(entry["name"], entry["key"], **limits)
 

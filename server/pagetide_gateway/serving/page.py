@@ -20,12 +20,13 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from pagetide_spec.names import PATH_SUMMARY
+
 from ..access.keys import KeyRing
 from ..metrics import state_of
 from ..replicas.registry import Registry, Replica, Service
 from ..routing.replica_load import Figures
 
-PATH_SUMMARY = "/summary"
 INTERVAL_S = 5.0
 # Five minutes.
 POINTS = 60
@@ -106,11 +107,10 @@ class Page:
         now = self._clock()
         seconds, self._at = max(1e-3, now - self._at), now
         services = self._registry.services
+        before, self._totals = self._totals, {key: totals_of(service) for key, service in services.items()}
         self._history = {key: self._history.get(key, deque(maxlen=POINTS)) for key in services}
         for key, service in services.items():
-            totals = totals_of(service)
-            self._history[key].append(point_of(service, self._totals.get(key, {}), totals, seconds, now))
-            self._totals[key] = totals
+            self._history[key].append(point_of(service, before.get(key, {}), self._totals[key], seconds, now))
 
     def summary(self) -> dict[str, Any]:
         """What `/summary` says."""

@@ -66,6 +66,20 @@ def test_the_past_is_bounded_and_services_that_are_gone_are_forgotten(registry):
     registry.remove("m")
     page.look()
     assert page.summary()["services"] == []
+    registry.put("m", {})
+    assert page.summary()["services"][0]["history"] == []
+
+
+def test_a_service_that_comes_back_owes_nothing_to_its_former_self(registry):
+    page = Page(registry, None)
+    tell(registry, "m-0", generated_tokens=100.0)
+    page.look()
+    registry.remove("m")
+    page.look()
+    registry.put("m", {"m-0": "http://127.0.0.1:1"}).replicas["m-0"].health = Health(ready=True)
+    tell(registry, "m-0", generated_tokens=5000.0)
+    page.look()
+    assert page.summary()["services"][0]["history"][-1]["tokens"] == 0.0
 
 
 async def test_with_keys_the_data_needs_one_and_the_page_tells_nothing(start_replicas, start_gateway):
