@@ -11,8 +11,9 @@ NAME = Variable("model", "model_name", ("gateway_requests_in_flight",), PLACE)
 
 NO_ANSWER = "while nothing is answered"
 # The path of a model is known here by its name, which is what clients ask for.
-WHO = "model_name"
-NAMED = "{{model_name}}"
+# Gateways of several namespaces may each have one of that name.
+WHO = "namespace, model_name"
+NAMED = "{{namespace}}/{{model_name}}"
 ANSWERED = rate("@gateway_requests_total", WHO)
 FAILED = rate('@gateway_requests_total{code=~"5.."}', WHO)
 
@@ -92,7 +93,7 @@ ROUTING = Row(
             "Requests at each replica",
             "none",
             "In flight now, through all gateways. Uneven: long requests, or a beginning that many share.",
-            [Query("sum by (model_name, replica) (@gateway_replica_requests_in_flight)", f"{NAMED} {{{{replica}}}}")],
+            [Query(f"sum by ({WHO}, replica) (@gateway_replica_requests_in_flight)", f"{NAMED} {{{{replica}}}}")],
             stack=True,
         ),
         Panel(
@@ -101,8 +102,8 @@ ROUTING = Row(
             "Its part of the model's requests in flight.",
             [
                 Query(
-                    "sum by (model_name, replica) (@gateway_replica_requests_in_flight) "
-                    "/ on (model_name) group_left () (sum by (model_name) (@gateway_replica_requests_in_flight) > 0)",
+                    f"sum by ({WHO}, replica) (@gateway_replica_requests_in_flight) "
+                    f"/ on ({WHO}) group_left () (sum by ({WHO}) (@gateway_replica_requests_in_flight) > 0)",
                     f"{NAMED} {{{{replica}}}}",
                     "while nothing is in flight",
                 )
@@ -119,7 +120,7 @@ TROUBLE = Row(
             "Replicas by state",
             "none",
             "As gateways see them. ejected: set aside after failures. unready for long: its pod's log says why.",
-            [Query("max by (model_name, state) (@gateway_replicas)", f"{NAMED} {{{{state}}}}")],
+            [Query(f"max by ({WHO}, state) (@gateway_replicas)", f"{NAMED} {{{{state}}}}")],
         ),
         Panel(
             "Retries and broken streams a second",

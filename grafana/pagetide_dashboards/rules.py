@@ -14,6 +14,8 @@ from .queries import EVERYTHING, WHO, expand, quantile, rate
 LATE_SECONDS = 0.5
 # The share of requests that may be late.
 BUDGET = 0.05
+# Requests a second from which on a share of them says something.
+FEW = 0.02
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,14 +52,17 @@ def _late(window: str) -> str:
 
 
 def _burn(short: str, long: str, times: float) -> str:
-    """The budget burns so many times too fast, now and for a while."""
+    """The budget burns so many times too fast, now and for a while; of a few requests one late one is no such sign."""
     limit = f"{times * BUDGET:g}"
-    return f"pagetide:late_requests:ratio{short} > {limit} and pagetide:late_requests:ratio{long} > {limit}"
+    shares = (f"pagetide:late_requests:ratio{window} > {limit}" for window in (short, long))
+    return " and ".join((*shares, f"{rate('@request_queue_seconds_count', window=short)} > {FEW}"))
 
 
 IDLE = "while no request comes in"
-ANSWERED = "sum by (model_name) (rate(@gateway_requests_total[5m]))"
-FAILED = 'sum by (model_name) (rate(@gateway_requests_total{code=~"5.."}[5m]))'
+# Gateways of several namespaces may each have a model of one name.
+MODEL = "namespace, model_name"
+ANSWERED = rate("@gateway_requests_total", MODEL, "5m")
+FAILED = rate('@gateway_requests_total{code=~"5.."}', MODEL, "5m")
 BROKEN = '@requests_total{finish_reason="error"}'
 
 RECORDS = (
@@ -116,14 +121,14 @@ ALERTS = (
     Alert(
         "PagetideEngineStuck",
         "rate(@engine_steps_total[2m]) == 0 and on (namespace, pod, instance, model_name) "
-        "(@requests_running + @requests_waiting) > 0",
+        "(@requests_running + @requests_waiting + @requests_swapped) > 0",
         "2m", "critical",
         "{{ $labels.pod }} has work and makes no step.",
     ),
     Alert(
         "PagetideCrashLoop",
         f"max by ({WHO}, reason) (@operator_service_condition{{condition=\"Ready\",reason=~\"CrashLoopBackOff|"
-        "OOMKilled\"}) == 0 or sum by (namespace, service, reason) "
+        f"OOMKilled\"}}) == 0 or max by ({WHO}, reason) "
         "(label_replace(resets(@engine_steps_total[30m]), \"reason\", \"restarts\", \"\", \"\")) > 2",
         "1m", "critical",
         "Servers of {{ $labels.namespace }}/{{ $labels.service }} end again and again ({{ $labels.reason }}).",
@@ -154,16 +159,18 @@ ALERTS = (
         "Over a tenth of the operator's looks at services fail.",
     ),
     Alert(
-        "PagetideGatewayErrors", f"pagetide:gateway_errors:ratio5m > 0.01 and {ANSWERED} > 0.02", "5m",
+        "PagetideGatewayErrors", f"pagetide:gateway_errors:ratio5m > 0.01 and {ANSWERED} > {FEW}", "5m",
         "critical",
-        "Over 1 % of the requests for {{ $labels.model_name }} are answered with a 5xx status.",
+        "Over 1 % of the requests for {{ $labels.model_name }} are answered with a 5xx status by the gateways of "
+        "{{ $labels.namespace }}.",
     ),
     Alert(
         "PagetideRequestsHeld",
-        "sum by (model_name) (@gateway_requests_held) > 0 and "
-        "max by (model_name) (@gateway_replicas{state=\"ready\"}) == 0",
+        f"sum by ({MODEL}) (@gateway_requests_held) > 0 and "
+        f"max by ({MODEL}) (@gateway_replicas{{state=\"ready\"}}) == 0",
         "5m", "critical",
-        "Requests for {{ $labels.model_name }} have waited five minutes for a replica.",
+        "Requests for {{ $labels.model_name }} have waited five minutes for a replica at the gateways of "
+        "{{ $labels.namespace }}.",
     ),
     Alert(
         "PagetideRequestsFail",

@@ -134,16 +134,24 @@ CASES = (
         id="a replica costs as long as it is there",
     ),
     pytest.param(
-        Case("gateway", "Failed requests", "{{model_name}}",
+        Case("gateway", "Failed requests", "{{namespace}}/{{model_name}}",
              {'pagetide_gateway_requests_total{model_name="llm",code="200"}': "0+10x4"}, [({"model_name": "llm"}, 0)]),
         id="a gateway without failures shows zero",
     ),
     pytest.param(
-        Case("gateway", "Share of each replica", "{{model_name}} {{replica}}",
-             {f'pagetide_gateway_replica_requests_in_flight{{model_name="{model}",replica="r-0"}}': f"{count}x4"
-              for model, count in (("a/llm", 1), ("b/llm", 4))},
-             [({"model_name": model, "replica": "r-0"}, 1) for model in ("a/llm", "b/llm")]),
+        Case("gateway", "Share of each replica", "{{namespace}}/{{model_name}} {{replica}}",
+             {f'pagetide_gateway_replica_requests_in_flight{{namespace="g",model_name="{model}",replica="r-0"}}':
+              f"{count}x4" for model, count in (("a/llm", 1), ("b/llm", 4))},
+             [({"namespace": "g", "model_name": model, "replica": "r-0"}, 1) for model in ("a/llm", "b/llm")]),
         id="replicas of two models may have one name",
+    ),
+    pytest.param(
+        Case("gateway", "Replicas by state", "{{namespace}}/{{model_name}} {{state}}",
+             {f'pagetide_gateway_replicas{{namespace="{place}",model_name="llm",state="ready"}}': f"{count}x4"
+              for place, count in (("a", 1), ("b", 4))},
+             [({"namespace": place, "model_name": "llm", "state": "ready"}, count)
+              for place, count in (("a", 1), ("b", 4))]),
+        id="gateways of two namespaces may have a model of one name",
     ),
     pytest.param(
         Case("service", "GPU utilization", f"{POD} {{{{gpu}}}} (DCGM)", DCGM | OURS,
