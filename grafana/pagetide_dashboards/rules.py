@@ -14,6 +14,8 @@ from .queries import EVERYTHING, SERVED, WHO, expand, quantile, rate
 LATE_SECONDS = 0.5
 # The share of requests that may be late.
 BUDGET = 0.05
+# Requests a second from which on a share of them says something.
+FEW = 0.02
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,9 +52,10 @@ def _late(window: str) -> str:
 
 
 def _burn(short: str, long: str, times: float) -> str:
-    """The budget burns so many times too fast, now and for a while."""
+    """The budget burns so many times too fast, now and for a while; of a few requests one late one is no such sign."""
     limit = f"{times * BUDGET:g}"
-    return f"pagetide:late_requests:ratio{short} > {limit} and pagetide:late_requests:ratio{long} > {limit}"
+    shares = (f"pagetide:late_requests:ratio{window} > {limit}" for window in (short, long))
+    return " and ".join((*shares, f"{rate('@request_queue_seconds_count', window=short)} > {FEW}"))
 
 
 IDLE = "while no request comes in"
@@ -124,7 +127,7 @@ ALERTS = (
     Alert(
         "PagetideCrashLoop",
         f"max by ({WHO}, reason) (@operator_service_condition{{condition=\"Ready\",reason=~\"CrashLoopBackOff|"
-        "OOMKilled\"}) == 0 or sum by (namespace, service, reason) "
+        f"OOMKilled\"}}) == 0 or max by ({WHO}, reason) "
         "(label_replace(resets(@engine_steps_total[30m]), \"reason\", \"restarts\", \"\", \"\")) > 2",
         "1m", "critical",
         "Servers of {{ $labels.namespace }}/{{ $labels.service }} end again and again ({{ $labels.reason }}).",
@@ -155,7 +158,7 @@ ALERTS = (
         "Over a tenth of the operator's looks at services fail.",
     ),
     Alert(
-        "PagetideGatewayErrors", f"pagetide:gateway_errors:ratio5m > 0.01 and {ANSWERED} > 0.02", "5m",
+        "PagetideGatewayErrors", f"pagetide:gateway_errors:ratio5m > 0.01 and {ANSWERED} > {FEW}", "5m",
         "critical",
         "Over 1 % of the requests for {{ $labels.namespace }}/{{ $labels.model_name }} are answered with a 5xx status.",
     ),

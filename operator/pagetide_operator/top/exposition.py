@@ -25,12 +25,13 @@ class Look:
     histograms: Mapping[str, Buckets]
 
     def value(self, name: str, label: str = "") -> float | None:
-        """One number, or None where it was not told."""
-        return self.values.get((name, label))
+        """One number, or None where it was not told or is none (NaN, infinite)."""
+        found = self.values.get((name, label))
+        return found if found is not None and math.isfinite(found) else None
 
     def total(self, name: str) -> float:
         """The sum over the labels of a metric."""
-        return sum(value for (known, _), value in self.values.items() if known == name)
+        return sum(value for (known, _), value in self.values.items() if known == name and math.isfinite(value))
 
     def labels(self, name: str) -> list[str]:
         """Values of the label of a metric, in order."""

@@ -20,6 +20,8 @@ from .frame import Frame, Row, row_of
 from .numbers import plain
 
 TIMEOUT_S = 5.0
+# What a fleet's figures never reach.
+MOST_BYTES = 32 << 20
 # The window over which rates and quantiles are told.
 WINDOW_S = 30.0
 
@@ -103,11 +105,20 @@ class Web:
         timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
         try:
             async with self.session.get(self.url + path, headers=headers, timeout=timeout) as reply:
-                return reply.status, await reply.text()
+                return reply.status, await self._body(reply)
         except TimeoutError:
             raise NoAnswer(f"{self.url} does not answer within {TIMEOUT_S:g} s") from None
         except (aiohttp.ClientError, OSError, UnicodeDecodeError) as error:
             raise NoAnswer(f"{self.url}: {error}") from None
+
+    async def _body(self, reply: aiohttp.ClientResponse) -> str:
+        """All of it, unless it has no end."""
+        body = bytearray()
+        async for piece in reply.content.iter_any():
+            body += piece
+            if len(body) > MOST_BYTES:
+                raise NoAnswer(f"{reply.url} answers with more than {MOST_BYTES >> 20} MiB; is this the address?")
+        return body.decode()
 
 
 async def source_at(web: Web) -> Source:

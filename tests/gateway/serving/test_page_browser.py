@@ -18,9 +18,12 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from pagetide_gateway.access.keys import KeyRing, make_key
 from pagetide_gateway.proxy.forward import Access
+from pagetide_gateway.replicas.registry import Registry
+from pagetide_gateway.serving.page import _HTML, Page
 
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium-headless-shell") or shutil.which("chromium")
 pytestmark = pytest.mark.skipif(
@@ -271,3 +274,60 @@ async def test_an_answer_can_be_stopped(start_replicas, start_gateway, browser, 
     await until(replica.cancelled.is_set)
     assert (await browser.read(ANSWER)).strip("on ") == ""
     assert await browser.read("document.getElementById('stop').hidden") is True
+
+
+async def refuse_in_html(request: web.Request) -> web.StreamResponse:
+    """As one between us and the gateway would."""
+    return web.Response(status=413, text="<html><h1>too large</h1></html>", content_type="text/html")
+
+
+async def test_a_refusal_that_is_no_json_is_told_by_its_status(start_replicas, start_gateway, browser):
+    replica, *_ = replicas = await start_replicas(1)
+    replica.answer = refuse_in_html
+    front = await start_gateway(*replicas)
+    await browser.open(front.url + "/")
+    await browser.until(f"{STATE} == '1 of 1 services ready'")
+    await browser.read(SEND)
+    assert await browser.until(ANSWER) == "the gateway answers 413"
+
+
+async def test_a_key_that_no_header_can_carry_is_not_valid(start_replicas, start_gateway, browser):
+    front = await start_gateway(*await start_replicas(1), access=Access(KeyRing([make_key("me", "right")])))
+    await browser.open(front.url + "/")
+    await browser.until(f"{STATE} == 'an API key is needed'")
+    await type_key(browser, "клю́ч")
+    await browser.until(f"{STATE} == 'the API key is not valid'")
+
+
+async def test_a_gateway_that_hangs_is_told_from_one_at_work(browser):
+    """It takes the question and says nothing, as a stopped process does."""
+    page, hangs, told = Page(Registry(), None), asyncio.Event(), asyncio.Event()
+
+    async def show(request: web.Request) -> web.Response:
+        return web.Response(text=_HTML, content_type="text/html")
+
+    async def tell(request: web.Request) -> web.Response:
+        if hangs.is_set():
+            await told.wait()
+        return web.json_response(page.summary())
+
+    app = web.Application()
+    app.add_routes([web.get("/", show), web.get("/summary", tell)])
+    async with TestServer(app) as server:
+        await browser.open(str(server.make_url("/")))
+        await browser.until(f"{STATE} == '0 of 0 services ready'")
+        hangs.set()
+        try:
+            await browser.until(f"{STATE} == 'the gateway does not answer'")
+        finally:  # the server ends only once all is answered
+            hangs.clear()
+            told.set()
+        await browser.until(f"{STATE} == '0 of 0 services ready'")
+
+
+async def test_a_chart_says_nothing_of_now_where_nobody_tells(start_replicas, start_gateway, browser):
+    front = await start_gateway(*await start_replicas(1))
+    await browser.open(front.url + "/")
+    await browser.until(f"{STATE} == '1 of 1 services ready'")
+    captions = "[5, null].map((last) => chart('tokens/s', [7, last], number).querySelector('b').textContent).join()"
+    assert await browser.read(captions) == "5,–"

@@ -82,3 +82,19 @@ async def test_what_others_say_does_not_steer_the_terminal(metrics, told, capsys
 def test_a_bucket_without_a_bound_is_no_metric():
     with pytest.raises(ValueError, match="no label le"):
         look(f'{SERVER}pagetide_request_queue_seconds_bucket{{model_name="m"}} 3\n', 0.0)
+
+
+async def test_an_answer_without_an_end_is_one_line():
+    with pytest.raises(NoAnswer, match="more than 32 MiB"):
+        await frame_of("#" * ((32 << 20) + 1))
+
+
+async def test_what_is_no_number_is_not_told():
+    frame = await frame_of(
+        'pagetide_requests_running{model_name="m"} NaN\npagetide_requests_waiting{model_name="m"} NaN\n'
+        'pagetide_kv_cache_utilization_ratio{model_name="m"} +Inf\n'
+        'pagetide_generation_tokens_total{model_name="m"} NaN\n'
+    )
+    (row,) = frame.rows
+    assert (row.running, row.waiting, row.kv) == (None, 0.0, None)
+    assert frame.detail.after.total("generation_tokens_total") == 0.0
