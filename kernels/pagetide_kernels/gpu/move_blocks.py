@@ -69,7 +69,7 @@ def _check(sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> 
             raise ValueError(f"blocks differ: {source[0].nbytes} and {target[0].nbytes} bytes")
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _move_blocks_kernel(addresses, table, count, WORDS: tl.constexpr, CHUNK: tl.constexpr):
     pair = tl.program_id(0)
     cache = tl.program_id(1)

@@ -147,7 +147,8 @@ def _greatest_cut(
     return low
 
 
-@triton.jit
+# Numbers of single rows are read one by one: compiling for where their columns begin would gain nothing.
+@triton.jit(do_not_specialize_on_alignment=["temperatures", "top_ks", "top_ps", "min_ps", "first", "second", "starts"])
 def _sample_kernel(  # noqa: PLR0915 (a kernel is one piece)
     logits,
     temperatures,
