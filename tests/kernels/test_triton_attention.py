@@ -146,27 +146,3 @@ def test_nan_in_one_sequence_stays_there(make_case: Case, limits: Limits, device
     got = paged_attention(**case, **limits(MIXED), scale=0.3)
     assert got[0].isnan().all()
     torch.testing.assert_close(got[1:], clean[1:], rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-def test_addresses_beyond_32_bits(device: torch.device) -> None:
-    blocks, shape = 32768, (32768, 16, 8, 1024 // 8)
-    caches = [torch.full(shape, float("nan"), dtype=torch.float16, device=device) for _ in "kv"]
-    for cache in caches:
-        cache[-1] = torch.randn(shape[1:], device=device).half()
-    case = {
-        "query": torch.randn(1, 16, shape[3], device=device).half(),
-        "key_cache": caches[0],
-        "value_cache": caches[1],
-        "block_tables": torch.tensor([[blocks - 1]], dtype=torch.int32, device=device),
-        "context_lens": torch.tensor([13], dtype=torch.int32, device=device),
-        "query_starts": torch.tensor([0, 1], dtype=torch.int32, device=device),
-    }
-    got = paged_attention(**case, max_query_len=1, max_context_len=13, scale=0.1)
-    near = case | {
-        "key_cache": caches[0][-1:].clone(),
-        "value_cache": caches[1][-1:].clone(),
-        "block_tables": torch.zeros_like(case["block_tables"]),
-    }
-    assert torch.equal(got, paged_attention(**near, max_query_len=1, max_context_len=13, scale=0.1))
