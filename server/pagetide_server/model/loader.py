@@ -214,12 +214,13 @@ def _pack(network: Any, shape: Shape, config: EngineConfig, dtype: torch.dtype, 
 def _use_fused_ops(network: Any) -> None:
     """Let the layers run on the Triton ops, as far as they are known; says how far."""
     log.info("layers swapped for fused ones: %s", ", ".join(fuse(network)) or "none is known")
-    merged, joined, deferred = merge_projections(network), join_residuals(network), defer_rotary(network)
+    merged, (joined, passing), deferred = merge_projections(network), join_residuals(network), defer_rotary(network)
     log.info(
-        "layers whose query, key and value are one product: %d; that norm and add at once: %d; that leave rotation to "
-        "the cache's op: %d",
+        "layers whose query, key and value are one product: %d; whose outputs are added by the norms behind: %d of "
+        "attention, %d of the gated layer; that leave rotation to the cache's op: %d",
         merged,
         joined,
+        passing,
         deferred,
     )
 
