@@ -62,6 +62,36 @@ def test_what_cannot_be_is_refused_in_one_line(
     assert "\n" not in str(raised.value)
 
 
+GPU = torch.device("cuda")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "problem", "name", "reason"),
+    [
+        pytest.param("auto", None, "triton", "the fastest", id="Triton works"),
+        pytest.param("auto", "Failed to find C compiler", "torch", "C compiler; torch ops are", id="it does not"),
+        pytest.param("torch", None, "torch", "asks for it", id="torch is asked for"),
+    ],
+)
+def test_a_gpu_has_triton_where_that_works(
+    anew: None, monkeypatch: pytest.MonkeyPatch, wanted: str, problem: str | None, name: str, reason: str
+) -> None:
+    monkeypatch.setenv(dispatch.VARIABLE, wanted)
+    monkeypatch.setattr(dispatch, "_problem_of_triton", lambda: problem)
+    choice = dispatch.choose(GPU)
+    assert choice.name == name
+    assert reason in choice.reason
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="Triton works here")
+def test_triton_that_does_not_work_is_told_in_one_line(anew: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    monkeypatch.setenv(dispatch.VARIABLE, "triton")
+    with pytest.raises(dispatch.KernelChoiceError, match=r"Triton does not work here: .*driver") as raised:
+        dispatch.choose(GPU)
+    assert "\n" not in str(raised.value)
+
+
 def test_a_device_that_nothing_runs_on_is_named() -> None:
     with pytest.raises(ValueError, match="meta"):
         dispatch.choose(torch.device("meta"))

@@ -14,6 +14,7 @@ from pagetide_spec.config import GIB, EngineConfig
 from pagetide_spec.errors import SettingError, shorten
 
 from ..checkpoint.files import Progress, check_whole, eos_token_ids, read_json, resolve, silent, weight_files
+from .devices import find_device
 from .fused import fuse
 from .mapped import own_weights
 from .network import Layer, Shape, examine
@@ -53,9 +54,9 @@ def load(config: EngineConfig, progress: Progress = silent) -> LoadedModel:
 
     Raises:
         SettingError: the model is missing, incomplete or cannot be served; says what to change.
-        PagetideError: it cannot be downloaded or converted.
+        PagetideError: it cannot be downloaded or converted, or there is a GPU that torch cannot use.
     """
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = find_device()
     kernels = _kernels(device)
     folder = resolve(config, progress)
     hf_config = read_config(folder, config)
@@ -231,5 +232,8 @@ def _kernels(device: torch.device) -> str:
         choice = dispatch.choose(device)
     except dispatch.KernelChoiceError as error:
         raise SettingError(dispatch.VARIABLE, error.value, error.problem) from error
-    log.info("kernels on %s: %s (%s)", device.type, choice.name, choice.reason)
+    is_slow = device.type == "cuda" and choice.name != "triton"
+    log.log(
+        logging.WARNING if is_slow else logging.INFO, "kernels on %s: %s (%s)", device.type, choice.name, choice.reason
+    )
     return choice.name

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pagetide_kernels import dispatch
 from pagetide_server.engine.sequence import UNKNOWN_TOKEN, Carried, Row, Step
 from pagetide_server.model import batch as batch_module
+from pagetide_server.model.graphs import CudaRecorder
 from pagetide_server.model.loader import LoadedModel, _use_fused_ops
 from pagetide_server.model.runner import Runner
 
@@ -131,14 +132,18 @@ def test_no_step_waits(tiny_kind: str, loaded_tiny: Load, toy: Toy, gpu_of_shape
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: torch tells of waits there")
-def test_no_step_waits_on_a_gpu(loaded_tiny: Load, toy: Toy) -> None:
+@pytest.mark.parametrize("recorded", [False, True], ids=["eager", "recorded decodes"])
+def test_no_step_waits_on_a_gpu(recorded: bool, loaded_tiny: Load, toy: Toy) -> None:
     runner = Runner(loaded_tiny("qwen3"), 8, 0, 16)
+    if recorded:
+        runner.record(2, 64, CudaRecorder())
     decode, chunk = (toy.make_sequence([5] * 20, [i, i + 1]) for i in (0, 2))
     for repetition in range(2):
         # At first kernels are compiled, and libraries wait for what they set up.
         torch.cuda.set_sync_debug_mode("error" if repetition else "default")
         try:
-            runner.execute(Step([Row(chunk, 0, 3, samples=False)]))
+            runner.execute(Step([Row(chunk, 0, 3, samples=False)], copies=[(0, 5), (2, 6)]))
             runner.execute(Step([Row(decode, 19, 1, samples=True), Row(chunk, 3, 17, samples=True)]))
+            runner.execute(Step([Row(decode, 19, 1, samples=True)]))
         finally:
             torch.cuda.set_sync_debug_mode("default")
