@@ -14,11 +14,13 @@ import triton
 import triton.language as tl
 
 from ..copy_blocks import checked_pairs
+from .devices import on_its_device
 
 # Numbers of 8 bytes that one program moves.
 CHUNK = 2048
 
 
+@on_its_device
 def move_blocks(
     sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor], pairs: Sequence[tuple[int, int]]
 ) -> None:

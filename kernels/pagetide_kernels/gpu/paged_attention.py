@@ -15,6 +15,8 @@ import torch
 import triton
 import triton.language as tl
 
+from .devices import on_its_device
+
 LOG2_E = tl.constexpr(1.4426950408889634)
 # Positions of one part of a long decode, and parts that are joined at a time.
 SPLIT = 1024
@@ -60,6 +62,7 @@ def sizes_for(
     return Sizes(rows, heads, rows // heads, keys, options | ({"num_stages": 1} if padded > 256 else {}))
 
 
+@on_its_device
 def attend(
     query: torch.Tensor,
     key_cache: torch.Tensor,

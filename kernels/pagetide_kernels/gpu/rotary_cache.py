@@ -6,10 +6,13 @@ import torch
 import triton
 import triton.language as tl
 
+from .devices import on_its_device
+
 # Heads of one program: enough that a thread reads 16 bytes at once.
 TILE = 8
 
 
+@on_its_device
 def rotate_and_cache(
     query: torch.Tensor,
     key: torch.Tensor,
