@@ -19,6 +19,8 @@ from .cpu.build import BuildError
 
 VARIABLE = "PAGETIDE_KERNELS"
 NAMES = ("auto", "triton", "cpp", "torch")
+# NVIDIA's Ampere: what the Triton ops are compiled and tried for begins there.
+OLDEST = (8, 0)
 
 
 class KernelChoiceError(ValueError):
@@ -87,6 +89,10 @@ def _problem_of_triton() -> str | None:
         driver.active.get_current_target()
     except (RuntimeError, OSError, AssertionError, subprocess.SubprocessError) as error:
         return "Triton does not work here: " + (" ".join(str(error).split())[:200] or type(error).__name__)
+    major, minor = torch.cuda.get_device_capability()
+    if torch.version.hip is None and (major, minor) < OLDEST:
+        # Their tiles would spill registers there, and some would not fit its shared memory.
+        return f"the Triton ops need compute capability {OLDEST[0]}.{OLDEST[1]}, and this GPU has {major}.{minor}"
     return None
 
 

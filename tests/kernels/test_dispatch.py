@@ -7,6 +7,8 @@ import os
 import shutil
 import subprocess
 import sys
+import types
+import unittest.mock
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -81,6 +83,27 @@ def test_a_gpu_has_triton_where_that_works(
     choice = dispatch.choose(GPU)
     assert choice.name == name
     assert reason in choice.reason
+
+
+@pytest.mark.parametrize(
+    ("hip", "capability", "name"),
+    [
+        pytest.param(None, (7, 5), "torch", id="Turing is too old"),
+        pytest.param(None, (8, 0), "triton", id="Ampere"),
+        pytest.param("7.0", (9, 4), "triton", id="AMD counts otherwise"),
+    ],
+)
+def test_the_oldest_gpu(
+    anew: None, monkeypatch: pytest.MonkeyPatch, hip: str | None, capability: tuple[int, int], name: str
+) -> None:
+    pytest.importorskip("triton")
+    monkeypatch.delenv(dispatch.VARIABLE, raising=False)
+    monkeypatch.setattr("triton.runtime.driver", types.SimpleNamespace(active=unittest.mock.Mock()))
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    choice = dispatch.choose(GPU)
+    assert choice.name == name
+    assert ("8.0, and this GPU has 7.5" in choice.reason) == (name == "torch")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="Triton works here")
