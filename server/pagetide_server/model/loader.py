@@ -21,7 +21,7 @@ from .network import Layer, Shape, examine
 from .packed import pack_network
 from .projections import merge_projections
 from .residual import join_residuals
-from .rotary import defer_rotary
+from .rotary import defer_rotary, settle_frequencies
 from .stored import restore_computed, stored_dtype
 from .weights import dtype_name, load_weights, reported_weights
 
@@ -214,6 +214,7 @@ def _pack(network: Any, shape: Shape, config: EngineConfig, dtype: torch.dtype, 
 
 def _use_fused_ops(network: Any) -> None:
     """Let the layers run on the Triton ops, as far as they are known; says how far."""
+    settle_frequencies(network)
     log.info("layers swapped for fused ones: %s", ", ".join(fuse(network)) or "none is known")
     merged, (joined, passing), deferred = merge_projections(network), join_residuals(network), defer_rotary(network)
     log.info(

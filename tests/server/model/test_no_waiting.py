@@ -116,7 +116,35 @@ def test_a_look_is_found(look: Callable[[torch.Tensor], object], gpu_of_shapes: 
 
 
 def test_no_step_waits(tiny_kind: str, loaded_tiny: Load, toy: Toy, gpu_of_shapes: None) -> None:
-    on_gpu = placed(loaded_tiny(tiny_kind))
+    check_steps(placed(loaded_tiny(tiny_kind)), toy)
+
+
+@pytest.mark.parametrize(
+    "rope_type",
+    ["dynamic", {"full_attention": "dynamic", "other": "linear"}],
+    ids=["one for all", "one a kind of layer"],
+)
+def test_frequencies_that_could_change_with_the_batch_do_not(
+    rope_type: str | dict[str, str], loaded_tiny: Load, toy: Toy, gpu_of_shapes: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_gpu = placed(loaded_tiny("llama"))
+    rotary = on_gpu.network.model.rotary_emb
+    if isinstance(rope_type, dict):
+        plain = type(rotary).forward
+        monkeypatch.setattr(type(rotary), "forward", lambda self, x, position_ids: plain(
+            _of(self, "full_attention"), x, position_ids))  # fmt: skip
+    rotary.rope_type = rope_type
+    check_steps(on_gpu, toy)
+
+
+def _of(rotary: Any, kind: str) -> Any:
+    made = copy.copy(rotary)
+    made.rope_type = rotary.rope_type[kind]
+    return made
+
+
+def check_steps(on_gpu: LoadedModel, toy: Toy) -> None:
+    """Assert that no step of it waits."""
     _use_fused_ops(on_gpu.network)
     runner = Runner(on_gpu, 8, 0, 16)
     decode, newest, chunk = (toy.make_sequence([5] * 20, [i, i + 1]) for i in (0, 2, 4))
