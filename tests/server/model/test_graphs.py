@@ -5,18 +5,17 @@ On a GPU what is replayed are CUDA graphs; elsewhere a call on the same buffers 
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import logging
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
 
 from pagetide_server.engine.sequence import UNKNOWN_TOKEN, Carried, Row, Sequence, Step
 from pagetide_server.model.batch import host_batch
-from pagetide_server.model.graphs import CudaRecorder, DecodeGraphs, GraphLimits, Work, graph_contexts, graph_sizes
+from pagetide_server.model.graphs import DecodeGraphs, GraphLimits, Work, graph_contexts, graph_sizes
 from pagetide_server.model.loader import LoadedModel
 from pagetide_server.model.projections import merge_projections
 from pagetide_server.model.recording import recorded_bytes, recorder_for, total_bytes
@@ -251,65 +250,6 @@ def test_a_network_that_waits_runs_eagerly(loaded_tiny: Load, caplog: pytest.Log
 def test_who_records(device: str, kernels: str, eager: bool, records: bool) -> None:
     loaded = types.SimpleNamespace(device=torch.device(device), attention_name=f"paged-{kernels}")
     assert (recorder_for(EngineConfig(enforce_eager=eager), loaded) is not None) == records
-
-
-class FakeCuda:
-    """What `CudaRecorder` asks of torch.cuda; `state` is what a call of the work would meet."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.state: list[str] = []
-        self.mode, self.streams, self.waits = 0, 0, []
-        for name in ("Stream", "current_stream", "stream", "CUDAGraph", "graph"):
-            monkeypatch.setattr(torch.cuda, name, getattr(self, name))
-        monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: self.mode)
-        monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", lambda mode: setattr(self, "mode", mode))
-
-    def Stream(self) -> Toy:
-        self.streams += 1
-        return self._stream(f"side {self.streams}")
-
-    def current_stream(self) -> Toy:
-        return self._stream("main")
-
-    def _stream(self, name: str) -> Toy:
-        return Toy(name=name, wait_stream=lambda other: self.waits.append((name, other.name)))
-
-    @contextlib.contextmanager
-    def _within(self, name: str) -> Iterator[None]:
-        self.state.append(name)
-        yield
-        self.state.pop()
-
-    def stream(self, stream: Toy) -> contextlib.AbstractContextManager[None]:
-        return self._within(stream.name)
-
-    def CUDAGraph(self) -> Toy:
-        return Toy(pool=lambda: "a pool", replay=lambda: None)
-
-    def graph(self, graph: Toy, pool: object) -> contextlib.AbstractContextManager[None]:
-        return self._within(f"recording in {pool}")
-
-
-def test_work_is_done_on_one_side_stream_before_it_is_recorded_in_one_pool(monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda, recorder, met = FakeCuda(monkeypatch), CudaRecorder(), []
-    for _ in range(2):
-        recorder(lambda: met.append((*cuda.state, cuda.mode)))
-    first = [("side 1", 0), ("side 1", "error"), ("recording in None", 0)]
-    assert met == [*first, ("side 1", 0), ("recording in a pool", 0)]
-    assert cuda.waits == 2 * [("side 1", "main"), ("main", "side 1")]
-
-
-def test_work_that_waits_is_found_before_it_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda, met = FakeCuda(monkeypatch), []
-
-    def work() -> None:
-        met.append(cuda.mode)
-        if cuda.mode == "error":
-            raise RuntimeError("called a synchronizing CUDA operation")
-
-    with pytest.raises(RuntimeError, match="synchronizing"):
-        CudaRecorder()(work)
-    assert (met, cuda.mode) == ([0, "error"], 0)
 
 
 @pytest.mark.gpu
