@@ -1,0 +1,87 @@
+"""The largest value of each row of a matrix product: the greedy choice, without writing the logits."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from .cpu import argmax as cpu_argmax
+from .packed_linear import PackedWeight, linear, look_up, pack
+
+# Rows of weights whose errors are computed at a time.
+_PIECE = 4096
+# What a sum of that many squares in float32 may lack, as a part of it.
+_LOST = 2.0**-22
+
+
+@dataclasses.dataclass(frozen=True)
+class Screen:
+    """Weights in 8 bits, which tell of most rows that they cannot give the largest value.
+
+    errors and sizes, float32 [rows]: of each row the Euclidean norms of what 8 bits lack of it, and
+    of what they hold; no less than they are.
+    """
+
+    weight: PackedWeight
+    errors: torch.Tensor
+    sizes: torch.Tensor
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that it takes."""
+        return self.weight.nbytes + self.errors.nbytes + self.sizes.nbytes
+
+
+def screen_of(weight: torch.Tensor) -> Screen | None:
+    """The screen of float weights [rows, columns], which stay as they are; None where no op could use it."""
+    packed = pack(weight, "int8")
+    if not packed.panels:
+        return None
+    errors, sizes = torch.empty(2, len(weight))
+    upwards = 1 + _LOST * weight.shape[1]
+    for first in range(0, len(weight), _PIECE):
+        rows = weight[first : first + _PIECE].float()
+        held = look_up(torch.arange(first, first + len(rows)), packed)
+        torch.mul(held.norm(dim=1), upwards, out=sizes[first : first + len(rows)])
+        torch.mul((rows - held).norm(dim=1), upwards, out=errors[first : first + len(rows)])
+    return Screen(packed, errors, sizes)
+
+
+def linear_argmax(
+    x: torch.Tensor, weight: PackedWeight, screen: Screen | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The place and the value of the largest of each row of `linear(x, weight)`.
+
+    With a screen both are the same, to the last bit, but most weights are not read: |w x - s q| is at most
+    |w - s| |x| + |s| |x - q| for the 8-bit forms s of a row of weights and q of x (Cauchy-Schwarz), so that few rows
+    remain which may give the largest value.
+
+    Args:
+        x: float32 [m, columns]
+        weight: from `pack`
+        screen: from `screen_of` the same weights, unless they have 8 bits themselves.
+
+    Returns:
+        (int64 [m], float32 [m]): the first of the largest; where there is a NaN, the first NaN.
+
+    Raises:
+        ValueError: shapes or types do not fit together.
+        MemoryError: there is no room for the sums.
+    """
+    if x.dtype != torch.float32 or x.dim() != 2 or x.shape[1] != weight.columns:
+        raise ValueError(f"x must be float32 [m, {weight.columns}], not {x.dtype} {list(x.shape)}")
+    if not weight.panels:
+        values, places = linear(x, weight).max(1)
+        return places, values
+    x = x if x.stride(1) == 1 else x.contiguous()
+    if weight.scales is not None:
+        return cpu_argmax.argmax(x, (weight.data, weight.scales), weight.rows)
+    if screen is None:
+        return cpu_argmax.argmax(x, (weight.data,), weight.rows)
+    if (screen.weight.rows, screen.weight.columns) != (weight.rows, weight.columns):
+        raise ValueError(f"the screen is of {screen.weight.rows} x {screen.weight.columns} weights, not of these")
+    scales = screen.weight.scales
+    assert scales is not None  # it has 8 bits
+    tensors = (weight.data, screen.weight.data, scales, screen.errors, screen.sizes)
+    return cpu_argmax.argmax(x, tensors, weight.rows)
