@@ -72,7 +72,7 @@ class CpuLayer(torch.nn.Module):
         )  # fmt: skip
         query = qkv[:, : shape.heads * shape.key_dim].view(-1, shape.heads, shape.key_dim)
         out = paged_attention(
-            query.to(keys.dtype),
+            query,
             keys,
             values,
             batch.block_tables,
@@ -84,7 +84,7 @@ class CpuLayer(torch.nn.Module):
             shape.sliding_window,
             shape.soft_cap,
         )
-        return self.out(out.view(len(x), -1).float())
+        return self.out(out.view(len(x), -1))
 
 
 class _Merged:
