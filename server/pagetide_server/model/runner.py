@@ -106,6 +106,13 @@ class Runner:
 
     def _logits(self, batch: Batch) -> torch.Tensor:
         """[wanted rows, vocab] in the model's own type."""
+        if self.loaded.cpu is None:
+            return self._by_transformers(batch)
+        hidden = self.loaded.cpu.hidden(batch, self.caches)
+        return self.loaded.cpu.head(hidden) if len(hidden) else torch.empty(0, self.loaded.vocab_size)
+
+    def _by_transformers(self, batch: Batch) -> torch.Tensor:
+        """`_logits` by the network's own forward pass."""
         network, vocab = self.loaded.network, self.loaded.vocab_size
         inputs = {
             "input_ids": batch.input_ids[None],
