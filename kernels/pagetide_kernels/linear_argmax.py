@@ -7,7 +7,8 @@ import dataclasses
 import torch
 
 from .cpu import argmax as cpu_argmax
-from .packed_linear import PackedWeight, linear, look_up, pack
+from .cpu import linear as cpu_linear
+from .packed_linear import PackedWeight, linear, look_up
 
 # Rows of weights whose errors are computed at a time.
 _PIECE = 4096
@@ -33,18 +34,19 @@ class Screen:
         return self.weight.nbytes + self.errors.nbytes + self.sizes.nbytes
 
 
-def screen_of(weight: torch.Tensor) -> Screen | None:
-    """The screen of float weights [rows, columns], which stay as they are; None where no op could use it."""
-    packed = pack(weight, "int8")
-    if not packed.panels:
+def screen_of(weight: PackedWeight) -> Screen | None:
+    """The screen of weights of 16 or 32 bits; None where no op could use it, or the weights have 8 bits themselves."""
+    if not weight.panels or weight.scales is not None:
         return None
-    errors, sizes = torch.empty(2, len(weight))
-    upwards = 1 + _LOST * weight.shape[1]
-    for first in range(0, len(weight), _PIECE):
-        rows = weight[first : first + _PIECE].float()
-        held = look_up(torch.arange(first, first + len(rows)), packed)
-        torch.mul(held.norm(dim=1), upwards, out=sizes[first : first + len(rows)])
-        torch.mul((rows - held).norm(dim=1), upwards, out=errors[first : first + len(rows)])
+    rows, columns = weight.rows, weight.columns
+    data, scales = cpu_linear.quantize(rows, columns, lambda first, last: look_up(torch.arange(first, last), weight))
+    packed = PackedWeight(rows, columns, data, scales, panels=True)
+    errors, sizes = torch.empty(2, rows)
+    upwards = 1 + _LOST * columns
+    for ids in torch.arange(rows).split(_PIECE):
+        held = look_up(ids, packed)
+        sizes[ids] = held.norm(dim=1) * upwards
+        errors[ids] = held.sub_(look_up(ids, weight)).norm(dim=1) * upwards
     return Screen(packed, errors, sizes)
 
 

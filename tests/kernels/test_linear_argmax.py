@@ -20,10 +20,9 @@ ROWS = (1, 2, 6, 7, 60)
 
 def check(weight: torch.Tensor, x: torch.Tensor) -> None:
     """All ways to the largest values agree with the product."""
-    screen = screen_of(weight.clone())
-    for kind, screens in (("own", (None, screen)), ("int8", (None,))):
+    for kind in ("own", "int8"):
         packed = pack(weight.clone(), kind)
-        for each in screens:
+        for each in (None, screen_of(packed)):
             places, values = linear_argmax(x, packed, each)
             wanted, first = linear(x, packed).max(1)
             assert torch.equal(places, first)
@@ -131,7 +130,8 @@ def test_no_size_of_numbers_deceives_the_screen(seed: int, spread: float, column
 def test_threads_change_nothing() -> None:
     torch.manual_seed(0)
     weight, x = torch.randn(5000, 96), torch.randn(20, 96)
-    packed, screen = pack(weight.clone()), screen_of(weight)
+    packed = pack(weight)
+    screen = screen_of(packed)
     alone, threads = linear_argmax(x, packed, screen), torch.get_num_threads()
     try:
         torch.set_num_threads(3)
@@ -144,8 +144,12 @@ def test_threads_change_nothing() -> None:
 def test_without_the_ops_torch_searches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(dispatch.VARIABLE, "torch")
     torch.manual_seed(0)
-    assert screen_of(torch.randn(70, 33)) is None
+    assert screen_of(pack(torch.randn(70, 33))) is None
     check(torch.randn(70, 33), torch.randn(5, 33))
+
+
+def test_weights_of_eight_bits_need_no_screen() -> None:
+    assert screen_of(pack(torch.randn(70, 33), "int8")) is None
 
 
 def test_what_does_not_fit_is_refused() -> None:
@@ -154,4 +158,4 @@ def test_what_does_not_fit_is_refused() -> None:
         linear_argmax(torch.randn(2, 32), packed)
     if packed.panels:
         with pytest.raises(ValueError, match="the screen is of 71 x 33 weights"):
-            linear_argmax(torch.randn(2, 33), packed, screen_of(torch.randn(71, 33)))
+            linear_argmax(torch.randn(2, 33), packed, screen_of(pack(torch.randn(71, 33))))

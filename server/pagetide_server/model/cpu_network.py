@@ -18,6 +18,7 @@ from pagetide_kernels.cpu import layer_ops
 from .attention import StepAttention
 from .batch import Batch
 from .cpu_layers import CpuLayer, norm_of
+from .head import Head
 from .rotary_table import RotaryTable
 
 Caches = list[tuple[torch.Tensor, torch.Tensor]]
@@ -29,8 +30,7 @@ class CpuNetwork:
     def __init__(self, network: Any, layers: list[CpuLayer], max_model_len: int) -> None:
         self._embedding, self._layers = network.get_input_embeddings(), layers
         self._norm, self._eps = norm_of(network.base_model.norm)
-        self._matrix = network.get_output_embeddings()
-        self._soft_cap: float | None = getattr(network.config, "final_logit_softcapping", None)
+        self.head = Head(network.get_output_embeddings(), getattr(network.config, "final_logit_softcapping", None))
         self._table = RotaryTable(network.base_model.rotary_emb, _kinds(network, layers), max_model_len)
 
     def hidden(self, batch: Batch, caches: Caches) -> torch.Tensor:
@@ -51,13 +51,6 @@ class CpuNetwork:
         """Whether layer `index` turns positions [T] by `angles`: cos and sin [1, T, 2 * pairs] of equal halves."""
         own = self._table.of_layer(self._table.rows(positions, int(positions.max()) + 1), index)
         return all(torch.equal(torch.cat((a, a), dim=1), b[0]) for a, b in zip(own, angles, strict=True))
-
-    def head(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[R, size] -> float32 logits [R, vocab]"""
-        logits: torch.Tensor = self._matrix(hidden)
-        if self._soft_cap is not None:
-            logits.div_(self._soft_cap).tanh_().mul_(self._soft_cap)
-        return logits
 
 
 @torch.inference_mode()
@@ -92,7 +85,7 @@ def _is_all(made: CpuNetwork, network: Any, layers: list[CpuLayer]) -> bool:
             return False
         hidden = hidden + 1
     normed = network.base_model.norm(hidden)
-    return torch.allclose(made.norm(hidden), normed, rtol=1e-5) and torch.equal(made.head(normed), logits)
+    return torch.allclose(made.norm(hidden), normed, rtol=1e-5) and torch.equal(made.head.logits(normed), logits)
 
 
 class _Trial:
