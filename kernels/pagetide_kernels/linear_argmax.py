@@ -43,7 +43,8 @@ def screen_of(weight: PackedWeight) -> Screen | None:
     packed = PackedWeight(rows, columns, data, scales, panels=True)
     errors, sizes = torch.empty(2, rows)
     upwards = 1 + _LOST * columns
-    for ids in torch.arange(rows).split(_PIECE):
+    for first in range(0, rows, _PIECE):
+        ids = torch.arange(first, min(rows, first + _PIECE))
         held = look_up(ids, packed)
         sizes[ids] = held.norm(dim=1) * upwards
         errors[ids] = held.sub_(look_up(ids, weight)).norm(dim=1) * upwards
