@@ -1,5 +1,6 @@
 // Matrix products y = x w^T + b over weights in panels of float32, float16 or bfloat16; computed in float32.
 
+#include "ops.h"
 #include "panels.h"
 
 namespace {

@@ -5,6 +5,7 @@
 // that is the form in which VNNI wants one side; a group starts at -128 times the sum of its left numbers, which makes up
 // for it.
 
+#include "ops.h"
 #include "panels.h"
 
 namespace {

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from pagetide_kernels.cpu import layer_ops
+from pagetide_kernels.cpu.decoder_layers import DecoderLayers
 
-from .attention import StepAttention
 from .batch import Batch
 from .cpu_layers import CpuLayer, norm_of
 from .rotary_table import RotaryTable
@@ -33,15 +34,24 @@ class CpuNetwork:
         self._soft_cap: float | None = getattr(network.config, "final_logit_softcapping", None)
         self._table = RotaryTable(network.base_model.rotary_emb, _kinds(network, layers), max_model_len)
 
-    def hidden(self, batch: Batch, caches: Caches) -> torch.Tensor:
-        """float32 [R, size]: what the logits of the wanted rows are made of. Changes the caches."""
-        hidden: torch.Tensor = self._embedding(batch.input_ids)
-        paged = StepAttention(batch, caches)
-        angles = self._table.rows(batch.positions, batch.max_context_len)
-        for index, layer in enumerate(self._layers):
-            parts = self._table.of_layer(angles, index)
-            layer(hidden[None], position_embeddings=[torch.cat((part, part), dim=1) for part in parts], paged=paged)
-        return self.norm(hidden.index_select(0, batch.logits_rows))
+    def hidden_over(self, caches: Caches) -> Callable[[Batch], torch.Tensor]:
+        """What brings a batch, over these caches, to the hidden states of its wanted rows: float32 [R, size].
+
+        It changes the caches. Raises as `DecoderLayers.run`.
+        """
+        parts = [layer.parts(*place) for layer, place in zip(self._layers, self._table.places, strict=True)]
+        return functools.partial(self._hidden, DecoderLayers(parts, self._norm, self._eps, caches))
+
+    def _hidden(self, layers: DecoderLayers, batch: Batch) -> torch.Tensor:
+        return layers.run(
+            self._embedding(batch.input_ids),
+            self._table.rows(batch.positions, batch.max_context_len),
+            batch.slots,
+            batch.block_tables,
+            batch.context_lens,
+            batch.query_starts,
+            batch.logits_rows,
+        )
 
     def norm(self, hidden: torch.Tensor) -> torch.Tensor:
         """The norm behind the last layer: [R, size] -> the same"""

@@ -49,6 +49,7 @@ class Runner:
         self.caches = self._allocate(num_blocks + 1, loaded.device)
         self.host_caches = self._allocate(num_swap_blocks, torch.device("cpu"))
         self._graphs: DecodeGraphs | None = None
+        self._hidden = None if loaded.cpu is None else loaded.cpu.hidden_over(self.caches)
 
     def record(
         self,
@@ -106,9 +107,9 @@ class Runner:
 
     def _logits(self, batch: Batch) -> torch.Tensor:
         """[wanted rows, vocab] in the model's own type."""
-        if self.loaded.cpu is None:
+        if self.loaded.cpu is None or self._hidden is None:
             return self._by_transformers(batch)
-        hidden = self.loaded.cpu.hidden(batch, self.caches)
+        hidden = self._hidden(batch)
         return self.loaded.cpu.head(hidden) if len(hidden) else torch.empty(0, self.loaded.vocab_size)
 
     def _by_transformers(self, batch: Batch) -> torch.Tensor:
