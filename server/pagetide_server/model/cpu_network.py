@@ -7,6 +7,7 @@ called directly, but only where a trial of both shows that it is all there is.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from pagetide_kernels.cpu.decoder_layers import DecoderLayers
 
 from .batch import Batch
 from .cpu_layers import CpuLayer, norm_of
+from .head import Head
 from .rotary_table import RotaryTable
 
 Caches = list[tuple[torch.Tensor, torch.Tensor]]
@@ -30,28 +32,18 @@ class CpuNetwork:
     def __init__(self, network: Any, layers: list[CpuLayer], max_model_len: int) -> None:
         self._embedding, self._layers = network.get_input_embeddings(), layers
         self._norm, self._eps = norm_of(network.base_model.norm)
-        self._matrix = network.get_output_embeddings()
-        self._soft_cap: float | None = getattr(network.config, "final_logit_softcapping", None)
+        self.head = Head(network.get_output_embeddings(), getattr(network.config, "final_logit_softcapping", None))
         self._table = RotaryTable(network.base_model.rotary_emb, _kinds(network, layers), max_model_len)
 
-    def hidden_over(self, caches: Caches) -> Callable[[Batch], torch.Tensor]:
-        """What brings a batch, over these caches, to the hidden states of its wanted rows: float32 [R, size].
+    def over(self, caches: Caches) -> CachedNetwork:
+        """The network with its keys and values in `caches`, those of each layer.
 
-        It changes the caches. Raises as `DecoderLayers.run`.
+        Raises:
+            ValueError: they do not fit its layers.
         """
         parts = [layer.parts(*place) for layer, place in zip(self._layers, self._table.places, strict=True)]
-        return functools.partial(self._hidden, DecoderLayers(parts, self._norm, self._eps, caches))
-
-    def _hidden(self, layers: DecoderLayers, batch: Batch) -> torch.Tensor:
-        return layers.run(
-            self._embedding(batch.input_ids),
-            self._table.rows(batch.positions, batch.max_context_len),
-            batch.slots,
-            batch.block_tables,
-            batch.context_lens,
-            batch.query_starts,
-            batch.logits_rows,
-        )
+        layers = DecoderLayers(parts, self._norm, self._eps, caches)
+        return CachedNetwork(self._embedding, self._table, layers, self.head)
 
     def norm(self, hidden: torch.Tensor) -> torch.Tensor:
         """The norm behind the last layer: [R, size] -> the same"""
@@ -62,12 +54,27 @@ class CpuNetwork:
         own = self._table.of_layer(self._table.rows(positions, int(positions.max()) + 1), index)
         return all(torch.equal(torch.cat((a, a), dim=1), b[0]) for a, b in zip(own, angles, strict=True))
 
-    def head(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[R, size] -> float32 logits [R, vocab]"""
-        logits: torch.Tensor = self._matrix(hidden)
-        if self._soft_cap is not None:
-            logits.div_(self._soft_cap).tanh_().mul_(self._soft_cap)
-        return logits
+
+@dataclasses.dataclass(frozen=True)
+class CachedNetwork:
+    """A network over one KV cache; `head` makes logits of what `hidden` gives."""
+
+    embedding: Callable[[torch.Tensor], torch.Tensor]
+    table: RotaryTable
+    layers: DecoderLayers
+    head: Head
+
+    def hidden(self, batch: Batch) -> torch.Tensor:
+        """float32 [R, size] of the rows whose logits are wanted. Changes the caches; raises as `DecoderLayers.run`."""
+        return self.layers.run(
+            self.embedding(batch.input_ids),
+            self.table.rows(batch.positions, batch.max_context_len),
+            batch.slots,
+            batch.block_tables,
+            batch.context_lens,
+            batch.query_starts,
+            batch.logits_rows,
+        )
 
 
 @torch.inference_mode()
@@ -102,7 +109,7 @@ def _is_all(made: CpuNetwork, network: Any, layers: list[CpuLayer]) -> bool:
             return False
         hidden = hidden + 1
     normed = network.base_model.norm(hidden)
-    return torch.allclose(made.norm(hidden), normed, rtol=1e-5) and torch.equal(made.head(normed), logits)
+    return torch.allclose(made.norm(hidden), normed, rtol=1e-5) and torch.equal(made.head.logits(normed), logits)
 
 
 class _Trial:
