@@ -1,5 +1,6 @@
 // What lies between the matrix products of a decoder layer: norms, rotary positions, gated activations. All in float32.
 
+#include "ops.h"
 #include "vectors.h"
 
 namespace {

@@ -1,6 +1,7 @@
 // Matrix products y = x w^T + b over weights in panels of float32, float16 or bfloat16; computed in float32.
 
 #include "float_product.h"
+#include "ops.h"
 
 namespace {
 

@@ -1,6 +1,7 @@
 // Matrix products over weights of 8 bits with a scale for every GROUP numbers of a row of weights.
 
 #include "int8_product.h"
+#include "ops.h"
 
 namespace {
 

@@ -9,6 +9,7 @@
 
 #include <vector>
 
+#include "ops.h"
 #include "vectors.h"
 
 namespace {
