@@ -5,7 +5,6 @@
 
 namespace {
 
-constexpr int64_t WORTH_SHARING = 1 << 15;  // Numbers below which waking other threads takes longer than it saves.
 
 inline float inverse_root(const float* x, int64_t n, float eps) {
     float sum = 0;
