@@ -94,6 +94,18 @@ def test_bfloat16_is_the_reference_rounded(
     torch.testing.assert_close(got.float(), expected, rtol=2**-6, atol=2**-6)
 
 
+@pytest.mark.parametrize("kept", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("soft_cap", [None, 2.0])
+def test_a_float32_query_over_caches_of_16_bits_is_not_rounded(
+    kernels: str, make_case: Case, limits: Limits, soft_cap: float | None, kept: torch.dtype
+) -> None:
+    case = make_case(MIXED, heads=4, kv_heads=2, dim=40, block_size=16, dtype=kept)
+    case["query"] = case["query"].float() * (1 + 2**-13)
+    expected = reference(**case, scale=0.2, soft_cap=soft_cap)
+    got = paged_attention(**case, **limits(MIXED), scale=0.2, soft_cap=soft_cap)
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+
 def test_values_may_be_narrower_than_keys(kernels: str, make_case: Case, limits: Limits) -> None:
     case = make_case(MIXED, heads=4, kv_heads=2, dim=24, block_size=16)
     case["value_cache"] = case["value_cache"][..., :16].contiguous()
@@ -129,7 +141,8 @@ def test_a_window_reads_no_block_before_it(kernels: str, make_case: Case) -> Non
         pytest.param({"query": torch.zeros(4, 16)}, "query must be", id="query without heads"),
         pytest.param({"query": torch.zeros(29, 3, 16)}, "does not fit", id="heads not a multiple of KV heads"),
         pytest.param({"query": torch.zeros(29, 4, 8)}, "does not fit", id="another head size"),
-        pytest.param({"query": torch.zeros(29, 4, 16).half()}, "must be equal", id="another dtype"),
+        pytest.param({"query": torch.zeros(29, 4, 16).half()}, "must be equal", id="a query narrower than its cache"),
+        pytest.param({"value_cache": torch.zeros(14, 16, 2, 16).half()}, "caches differ", id="values of another dtype"),
         pytest.param({"context_lens": torch.ones(5)}, "must be int32", id="lengths as floats"),
         pytest.param({"query_starts": torch.zeros(5, dtype=torch.int32)}, "query_starts", id="a start missing"),
         pytest.param({"block_tables": torch.zeros(3, 9, dtype=torch.int32)}, "3 rows", id="a table missing"),

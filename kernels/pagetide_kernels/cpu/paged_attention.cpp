@@ -1,4 +1,5 @@
-// Paged attention for a CPU: reads keys and values through the block table, copies no context, computes in float32.
+// Paged attention for a CPU: reads keys and values of 32 or 16 bits through the block table, copies no context.
+// Queries, sums and results are float32.
 //
 // Vectors are the compiler's own (GCC and Clang), as wide as the flags allow; nothing here is written for one processor.
 // A row of a sequence with one query row ("decode") is cut into parts of PART positions, which are merged at the end,
@@ -8,6 +9,7 @@
 
 #include <vector>
 
+#include "ops.h"
 #include "vectors.h"
 
 namespace {
@@ -131,8 +133,9 @@ inline float weigh(float* scores, int64_t count, float top) {
 
 template <typename T>
 struct Call {
-    const T *query, *keys, *values;
-    T* out;
+    const float* query;
+    const T *keys, *values;
+    float* out;
     const int32_t *tables, *contexts, *starts;
     int64_t sequences, table_width, heads, kv_heads, key_dim, value_dim, block_size, row_stride, head_stride;
     float scale, cap;
@@ -148,12 +151,11 @@ struct Call {
     const T* key(int64_t s, int64_t position) const { return keys + slot(s, position) * kv_heads * key_dim; }
     const T* value(int64_t s, int64_t position) const { return values + slot(s, position) * kv_heads * value_dim; }
     void copy_query(int64_t row, int64_t head, float* to) const {
-        const T* from = query + row * row_stride + head * head_stride;
-        for (int64_t d = 0; d < key_dim; d++) to[d] = to_float(from[d]);
+        memcpy(to, query + row * row_stride + head * head_stride, key_dim * sizeof(float));
     }
     void write(int64_t row, int64_t head, const float* sums, float weight) const {
-        T* to = out + (row * heads + head) * value_dim;
-        for (int64_t d = 0; d < value_dim; d++) from_float(sums[d] / weight, to + d);
+        float* to = out + (row * heads + head) * value_dim;
+        for (int64_t d = 0; d < value_dim; d++) to[d] = sums[d] / weight;
     }
 };
 
@@ -349,10 +351,10 @@ void run(const Call<T>& call, int threads) {
 }
 
 template <typename T>
-int guarded(const void* query, const void* keys, const void* values, void* out, const int32_t* tables,
+int guarded(const float* query, const void* keys, const void* values, float* out, const int32_t* tables,
             const int32_t* contexts, const int32_t* starts, const int64_t* sizes, float scale, float cap, int threads) {
-    Call<T> call{(const T*)query, (const T*)keys, (const T*)values, (T*)out, tables,   contexts, starts,   sizes[0], sizes[1],
-                 sizes[2],        sizes[3],       sizes[4],         sizes[5], sizes[6], sizes[7], sizes[8], scale,    cap,
+    Call<T> call{query,    (const T*)keys, (const T*)values, out,      tables,   contexts, starts,   sizes[0], sizes[1],
+                 sizes[2], sizes[3],       sizes[4],         sizes[5], sizes[6], sizes[7], sizes[8], scale,    cap,
                  sizes[9]};
     if (!is_sound(call, sizes[10], sizes[11])) return 2;
     try {
@@ -369,7 +371,7 @@ int guarded(const void* query, const void* keys, const void* values, void* out, 
 // a head (in elements), sliding window (0: none), query rows, blocks of the caches. cap 0: none. query's last stride is 1,
 // all else is contiguous. Returns 0; 1 where memory ran out; 2 where tables, contexts and starts do not fit the caches.
 #define ATTENTION(name, type)                                                                                             \
-    extern "C" int pagetide_attention_##name(const void* query, const void* keys, const void* values, void* out,          \
+    extern "C" int pagetide_attention_##name(const float* query, const void* keys, const void* values, float* out,        \
                                              const int32_t* tables, const int32_t* contexts, const int32_t* starts,       \
                                              const int64_t* sizes, float scale, float cap, int threads) {                 \
         return guarded<type>(query, keys, values, out, tables, contexts, starts, sizes, scale, cap, threads);             \

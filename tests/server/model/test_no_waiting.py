@@ -154,8 +154,8 @@ def check_steps(on_gpu: LoadedModel, toy: Toy) -> None:
     for step in (Step(decodes), Step([*decodes, Row(chunk, 3, 17, samples=True)]), Step([Row(chunk, 0, 3, False)])):
         with NoWaiting():
             logits = runner.execute(step, carried)
-        assert logits.sampling.shape == (len(step.sampling()), on_gpu.vocab_size)
-        assert logits.sampling.device == GPU
+        assert logits.written().shape == (len(step.sampling()), on_gpu.vocab_size)
+        assert logits.written().device == GPU
 
 
 @pytest.mark.gpu
