@@ -15,6 +15,7 @@ from pagetide_spec.errors import SettingError, shorten
 
 from ..checkpoint.files import Progress, check_whole, eos_token_ids, read_json, resolve, silent, weight_files
 from .fused import fuse
+from .light_imports import import_transformers
 from .mapped import own_weights
 from .network import Layer, Shape, examine
 from .packed import pack_network
@@ -58,6 +59,7 @@ def load(config: EngineConfig, progress: Progress = silent) -> LoadedModel:
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     kernels = _kernels(device)
+    import_transformers(needs_triton=device.type == "cuda" or kernels == "triton")
     folder = resolve(config, progress)
     hf_config = read_config(folder, config)
     check_quantization(hf_config, config, device)
