@@ -37,7 +37,7 @@ class ModelPlan:
     model: str
     architecture: str
     dtype: str
-    kv_cache_dtype: str
+    cache_dtype: str
     quantization: str
     parameters: int
     weight_bytes: int
@@ -120,7 +120,7 @@ def make_plan(config: EngineConfig, device_bytes: int, lengths: list[int] | None
         model=config.model,
         architecture=(getattr(model.hf_config, "architectures", None) or [model.hf_config.model_type])[0],
         dtype=dtype_name(model.dtype),
-        kv_cache_dtype=dtype_name(model.cache_dtype),
+        cache_dtype=dtype_name(model.cache_dtype),
         quantization=config.quantization,
         parameters=model.shape.parameters,
         weight_bytes=model.weight_bytes,
@@ -240,7 +240,7 @@ def describe(plan: ModelPlan) -> str:
         ("weights", f"{gib[1]} ({plan.parameters:,} parameters, {kept})"),
         ("activations", f"{gib[2]} (estimated; the engine measures them)"),
         ("runtime", f"{gib[3]} (usual)"),
-        ("KV cache", f"{plan.cache_bytes / GIB:.2f} GiB, {plan.bytes_per_token:,} bytes a token ({plan.kv_cache_dtype})"),
+        ("KV cache", f"{plan.cache_bytes / GIB:.2f} GiB of {plan.cache_dtype}, {plan.bytes_per_token:,} bytes a token"),
         ("blocks", f"{plan.blocks:,} of {plan.block_size} tokens: {plan.blocks * plan.block_size:,} tokens"),
         ("window", f"{plan.max_model_len:,} tokens{shorter}"),
         *(("concurrency", f"{count:,} sequences of {length:,} tokens") for length, count in plan.concurrency.items()),

@@ -32,9 +32,9 @@ log = logging.getLogger(__name__)
 class LoadedModel:
     """A network on its device, in inference mode, and what the engine must know of it.
 
-    `dtype` is that of the layers' activations, `cache_dtype` that of the KV cache; `vocab_size` is the width of the logits, `layers` the attention layers in order,
-    `attention_name` what the metric `engine_info` shows, `computed_parameters` how many weights a token is multiplied
-    with before its logits.
+    `dtype` is that of the layers' activations, `cache_dtype` that of the KV cache; `vocab_size` is the width of the
+    logits, `layers` the attention layers in order, `attention_name` what the metric `engine_info` shows,
+    `computed_parameters` how many weights a token is multiplied with before its logits.
     """
 
     network: Any

@@ -54,7 +54,7 @@ def test_weights_of_eight_bits_are_counted_as_such(tiny_model: Tiny, capsys: pyt
     assert main([str(tiny_model("qwen3")), "--quantization=int8", "--dtype=float16"]) == 0
     said = capsys.readouterr().out
     assert "parameters, int8 and float16)" in said
-    assert "bytes a token (float16)" in said
+    assert "GiB of float16, " in said
 
 
 def test_eight_bits_are_planned_for_the_cpu_that_they_run_on(
@@ -67,7 +67,7 @@ def test_eight_bits_are_planned_for_the_cpu_that_they_run_on(
     plan = make_plan(config, 9 * GIB)
     loaded = load(config)
     assert (plan.dtype, loaded.dtype) == ("float32", torch.float32)
-    assert (plan.kv_cache_dtype, loaded.cache_dtype) == ("bfloat16", torch.bfloat16)
+    assert (plan.cache_dtype, loaded.cache_dtype) == ("bfloat16", torch.bfloat16)
     assert plan.bytes_per_token == bytes_per_token(loaded.layers, torch.bfloat16) == 3 * 2 * 16 * 2
     monkeypatch.setattr(memory, "available_bytes", lambda: 9 * GIB - plan.weight_bytes)
     assert plan.blocks == memory.kv_blocks(config, loaded)[0] == 64 * 32  # sequences of 512 tokens
