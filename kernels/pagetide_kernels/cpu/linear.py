@@ -57,17 +57,23 @@ def pack(weight: torch.Tensor) -> torch.Tensor:
 
 
 def quantize(
-    weight: torch.Tensor, release: Callable[[torch.Tensor], object] | None = None
+    rows: int,
+    columns: int,
+    piece_of: Callable[[int, int], torch.Tensor],
+    release: Callable[[torch.Tensor], object] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(panels of 8 bits, scales) of contiguous `weight` [rows, columns]; `release` is given rows that were read."""
-    rows, columns = weight.shape
+    """(panels of 8 bits, scales) of weights [rows, columns].
+
+    `piece_of(first, last)` gives some rows, contiguous; `release` is given what was read.
+    """
     padded = -(-rows // panel_rows()) * panel_rows()
     width, groups = (_of_columns(name, columns) for name in ("padded", "groups"))
     packed, scales = torch.empty(padded * width, dtype=torch.uint8), torch.empty(padded * groups)
-    function, step = _function("quantize", build.DTYPE_NAMES[weight.dtype]), panel_rows() * _PIECE_PANELS
+    step = panel_rows() * _PIECE_PANELS
     for first in range(0, rows, step):
-        piece = weight[first : first + step]
+        piece = piece_of(first, min(rows, first + step))
         targets = packed[first * width :].data_ptr(), scales[first * groups :].data_ptr()
+        function = _function("quantize", build.DTYPE_NAMES[piece.dtype])
         function(piece.data_ptr(), len(piece), columns, *targets, torch.get_num_threads())
         if release is not None:
             release(piece)

@@ -45,11 +45,11 @@ class CpuLayer(torch.nn.Module):
         self.gate_up = _Merged(GATE_UP.of(mlp), kind)
         self.down = _Merged([mlp.down_proj], kind)
         twice = type(layer).__name__ in _NORMED_TWICE
-        self.before_attention, self.eps = _norm(layer.input_layernorm)
-        behind = _norm(layer.post_attention_layernorm)[0]
+        self.before_attention, self.eps = norm_of(layer.input_layernorm)
+        behind = norm_of(layer.post_attention_layernorm)[0]
         self.behind_attention = behind if twice else None
-        self.before_mlp = _norm(layer.pre_feedforward_layernorm)[0] if twice else behind
-        self.behind_mlp = _norm(layer.post_feedforward_layernorm)[0] if twice else None
+        self.before_mlp = norm_of(layer.pre_feedforward_layernorm)[0] if twice else behind
+        self.behind_mlp = norm_of(layer.post_feedforward_layernorm)[0] if twice else None
         self.head_norms = _head_norm(attention, "q_norm"), _head_norm(attention, "k_norm")
 
     def forward(self, hidden_states: torch.Tensor, **others: Any) -> torch.Tensor:
@@ -132,10 +132,10 @@ def _activation(mlp: Any) -> str:
 
 def _head_norm(attention: Any, name: str) -> torch.Tensor | None:
     norm = getattr(attention, name, None)
-    return None if norm is None else _norm(norm)[0]
+    return None if norm is None else norm_of(norm)[0]
 
 
-def _norm(norm: Any) -> tuple[torch.Tensor, float]:
+def norm_of(norm: Any) -> tuple[torch.Tensor, float]:
     """(weights that multiply, eps) of an RMS norm; Gemma's are 1 more than what is stored."""
     weight = norm.weight.data.float()
     plus_one = type(norm).__name__ in PLUS_ONE_NORMS

@@ -14,6 +14,7 @@ from pagetide_spec.config import GIB, EngineConfig
 from pagetide_spec.errors import SettingError, shorten
 
 from ..checkpoint.files import Progress, check_whole, eos_token_ids, read_json, resolve, silent, weight_files
+from .cpu_network import CpuNetwork, cpu_network
 from .fused import fuse
 from .light_imports import import_transformers
 from .mapped import own_weights
@@ -34,7 +35,8 @@ class LoadedModel:
 
     `dtype` is that of the layers' activations, `cache_dtype` that of the KV cache; `vocab_size` is the width of the
     logits, `layers` the attention layers in order, `attention_name` what the metric `engine_info` shows,
-    `computed_parameters` how many weights a token is multiplied with before its logits.
+    `computed_parameters` how many weights a token is multiplied with before its logits. `cpu` runs the network without
+    transformers' forward pass, where that can be.
     """
 
     network: Any
@@ -48,6 +50,7 @@ class LoadedModel:
     attention_name: str
     layers: list[Layer]
     computed_parameters: int
+    cpu: CpuNetwork | None = None
 
 
 def load(config: EngineConfig, progress: Progress = silent) -> LoadedModel:
@@ -90,6 +93,7 @@ def load(config: EngineConfig, progress: Progress = silent) -> LoadedModel:
         attention_name=f"paged-{kernels}",
         layers=shape.layers,
         computed_parameters=shape.parameters - shape.embedded,
+        cpu=cpu_network(network, max_model_len) if packs else None,
     )
 
 

@@ -153,7 +153,7 @@ def _replay_like_eager_steps(eager: Runner, replaying: Runner, rows: int, toy: T
     for _ in range(3):
         step = Step(rows=[Row(s, s.computed, 1, samples=True) for s in sequences])
         expected, got = eager.execute(step), replaying.execute(step)
-        torch.testing.assert_close(got.sampling, expected.sampling, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(got.written(), expected.written(), rtol=1e-4, atol=1e-4)
         toy.settle(step, expected)
     for one, other in zip(eager.caches, replaying.caches, strict=True):
         for a, b in zip(one, other, strict=True):
@@ -176,7 +176,7 @@ def test_tokens_that_only_the_device_knows_are_taken_from_it(
     for sequence in unknown:
         sequence.tokens.append(UNKNOWN_TOKEN)
     step = Step(rows=[Row(s, 3, 1, samples=True) for s in unknown])
-    assert torch.equal(runner.execute(step, carried).sampling, expected)
+    assert torch.equal(runner.execute(step, carried).written(), expected)
     with pytest.raises(ValueError, match="neither known nor carried"):
         runner.execute(step, Carried(torch.tensor([1]), {unknown[0]: 0}))
 
@@ -184,7 +184,7 @@ def test_tokens_that_only_the_device_knows_are_taken_from_it(
 def _decoded(runner: Runner, sequences: list[Sequence], tokens: list[int]) -> torch.Tensor:
     for sequence, token in zip(sequences, tokens, strict=True):
         sequence.tokens.append(token)
-    return runner.execute(Step(rows=[Row(s, 3, 1, samples=True) for s in sequences])).sampling.clone()
+    return runner.execute(Step(rows=[Row(s, 3, 1, samples=True) for s in sequences])).written().clone()
 
 
 def test_only_decodes_that_are_all_wanted_fit(toy: Toy) -> None:

@@ -125,8 +125,8 @@ def test_no_step_waits(tiny_kind: str, loaded_tiny: Load, toy: Toy, gpu_of_shape
     for step in (Step(decodes), Step([*decodes, Row(chunk, 3, 17, samples=True)]), Step([Row(chunk, 0, 3, False)])):
         with NoWaiting():
             logits = runner.execute(step, carried)
-        assert logits.sampling.shape == (len(step.sampling()), on_gpu.vocab_size)
-        assert logits.sampling.device == GPU
+        assert logits.written().shape == (len(step.sampling()), on_gpu.vocab_size)
+        assert logits.written().device == GPU
 
 
 @pytest.mark.gpu
