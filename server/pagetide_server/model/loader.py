@@ -188,10 +188,9 @@ def dtype_of(hf_config: Any, config: EngineConfig, device: torch.device) -> torc
 
 
 def cache_dtype_of(dtype: torch.dtype, config: EngineConfig) -> torch.dtype:
-    """The type of the KV cache in a model of type `dtype`: that type, but with int8 bfloat16 where none was asked for.
+    """The type of the KV cache of a model of type `dtype`: that, but with int8 bfloat16 where none was asked for.
 
-    Beside the error of 8 bits that of bfloat16 does not show (docs/performance.md). It has float32's range; float16 has
-    not, and how large a model's values become is known only once it has run.
+    Beside the error of 8 bits that of bfloat16 does not show, and it has the range of float32. float16 has not.
     """
     return torch.bfloat16 if config.quantization == "int8" and config.dtype == "auto" else dtype
 
