@@ -17,6 +17,7 @@ from ..checkpoint.files import Progress, check_whole, eos_token_ids, read_json, 
 from .cpu_network import CpuNetwork, cpu_network
 from .devices import find_device
 from .fused import fuse
+from .light_imports import import_transformers
 from .mapped import own_weights
 from .network import Layer, Shape, examine
 from .packed import pack_network
@@ -33,15 +34,17 @@ log = logging.getLogger(__name__)
 class LoadedModel:
     """A network on its device, in inference mode, and what the engine must know of it.
 
-    `dtype` is that of the KV cache; `vocab_size` is the width of the logits, `layers` the attention layers in order,
-    `attention_name` what the metric `engine_info` shows, `computed_parameters` how many weights a token is multiplied
-    with before its logits. `cpu` runs the network without transformers' forward pass, where that can be.
+    `dtype` is that of the layers' activations, `cache_dtype` that of the KV cache; `vocab_size` is the width of the
+    logits, `layers` the attention layers in order, `attention_name` what the metric `engine_info` shows,
+    `computed_parameters` how many weights a token is multiplied with before its logits. `cpu` runs the network without
+    transformers' forward pass, where that can be.
     """
 
     network: Any
     hf_config: Any
     device: torch.device
     dtype: torch.dtype
+    cache_dtype: torch.dtype
     max_model_len: int
     vocab_size: int
     eos_token_ids: tuple[int, ...]
@@ -60,6 +63,7 @@ def load(config: EngineConfig, progress: Progress = silent) -> LoadedModel:
     """
     device = find_device()
     kernels = _kernels(device)
+    import_transformers(needs_triton=device.type == "cuda" or kernels == "triton")
     folder = resolve(config, progress)
     hf_config = read_config(folder, config)
     check_quantization(hf_config, config, device)
@@ -83,6 +87,7 @@ def load(config: EngineConfig, progress: Progress = silent) -> LoadedModel:
         hf_config=hf_config,
         device=device,
         dtype=dtype,
+        cache_dtype=cache_dtype_of(dtype, config),
         max_model_len=max_model_len,
         vocab_size=shape.vocab_size,
         eos_token_ids=_eos_token_ids(folder, hf_config, config, shape.vocab_size),
@@ -176,11 +181,19 @@ def _steady_positions(text: Any) -> int | None:
 
 
 def dtype_of(hf_config: Any, config: EngineConfig, device: torch.device) -> torch.dtype:
-    """The type of weights and KV cache; auto is float32 on a CPU and the model's own on a GPU."""
+    """The type of weights and activations; auto is float32 on a CPU and the model's own on a GPU."""
     if config.dtype != "auto":
         return getattr(torch, config.dtype)  # type: ignore[no-any-return]
     own = getattr(hf_config, "dtype", None)
     return own if device.type == "cuda" and isinstance(own, torch.dtype) else torch.float32
+
+
+def cache_dtype_of(dtype: torch.dtype, config: EngineConfig) -> torch.dtype:
+    """The type of the KV cache of a model of type `dtype`: that, but with int8 bfloat16 where none was asked for.
+
+    Beside the error of 8 bits that of bfloat16 does not show, and it has the range of float32. float16 has not.
+    """
+    return torch.bfloat16 if config.quantization == "int8" and config.dtype == "auto" else dtype
 
 
 def _eos_token_ids(folder: Path, hf_config: Any, config: EngineConfig, vocab_size: int) -> tuple[int, ...]:

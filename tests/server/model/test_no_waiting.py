@@ -90,7 +90,7 @@ def gpu_of_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
 def placed(loaded: LoadedModel) -> LoadedModel:
     """A copy of the model on the GPU of shapes, in the type that its kernels for experts take."""
     network = copy.deepcopy(loaded.network).to(GPU, torch.bfloat16)
-    return dataclasses.replace(loaded, network=network, device=GPU, dtype=torch.bfloat16)
+    return dataclasses.replace(loaded, network=network, device=GPU, dtype=torch.bfloat16, cache_dtype=torch.bfloat16)
 
 
 @pytest.mark.parametrize(
