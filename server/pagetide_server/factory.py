@@ -22,7 +22,7 @@ from .model.recording import record, recorded_bytes, recorder_for
 from .model.runner import Runner
 from .model.speed import Speed, measure
 from .model.weights import dtype_name
-from .process_memory import keep_freed
+from .process_memory import keep_freed, return_freed
 from .text.tokenizer import Tokenizer
 from .warm_up import warm_up
 from .wire.messages import Ready
@@ -34,12 +34,13 @@ def create_core(
     config: EngineConfig,
     progress: Callable[[str, float], None],
     tokenizer: Tokenizer | None = None,
-    expects_structures: bool = True,
+    warm: bool = True,
 ) -> EngineCore:
     """Load the model and set up the engine around it; `progress(stage, fraction)` is told how far it is.
 
-    `tokenizer` is the model's own, where the caller has loaded it already. `expects_structures`: make ready for
-    structured answers at once, which takes a second beside the first requests; else when the first one is asked for.
+    `tokenizer` is the model's own, where the caller has loaded it already. `warm`: make ready at once for
+    structured answers (a second, beside the first requests) and for drawn tokens (70 MB for 262,144 tokens); else when
+    the first one is asked for.
 
     Raises:
         SettingError: a setting that this model or machine cannot fulfil.
@@ -49,6 +50,7 @@ def create_core(
     tokenizer = tokenizer or Tokenizer.load(config)
     loaded = load(config, progress)
     if loaded.device.type == "cpu":
+        return_freed()
         keep_freed()
     if not loaded.eos_token_ids:
         # The model states no end: without one, no structured answer would end.
@@ -58,9 +60,10 @@ def create_core(
     ready = _ready(limits, loaded)
     eos = frozenset(loaded.eos_token_ids)
     compiler = StructureCompiler(tokenizer, eos)
-    if expects_structures:
-        compiler.warm_up()
     sampler = Sampler(loaded.vocab_size, loaded.device, eos_token_ids=eos, seed=config.seed)
+    if warm:
+        compiler.warm_up()
+        sampler.warm_up()
     if runs_ahead(loaded):
         progress("compiling kernels", 0.0)
         warm_up(runner, sampler, limits.max_model_len)

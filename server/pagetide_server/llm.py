@@ -61,7 +61,7 @@ class LLM:
         self._tokenizer = Tokenizer.load(self.config)
         self._templates = configured(self.config.chat_template, self._tokenizer)
         with LoadingProgress() as progress:
-            self._core = create_core(self.config, progress.report, self._tokenizer, expects_structures=False)
+            self._core = create_core(self.config, progress.report, self._tokenizer, warm=False)
         self._requests = RequestMaker(self._tokenizer, self._core.ready)
 
     def generate(

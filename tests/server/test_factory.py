@@ -105,17 +105,16 @@ def test_the_library_reads_its_tokenizer_once(tiny_model, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("expected", "times"),
+    ("warm", "times"),
     [
-        pytest.param(True, 1, id="a server: ready for the first structured request"),
+        pytest.param(True, 1, id="a server: ready for the first structured request, and the first drawn token"),
         pytest.param(False, 0, id="a library: most programs ask for none, and nothing computes beside their prompts"),
     ],
 )
-def test_the_vocabulary_of_structures_is_made_at_start_only_where_it_is_expected(
-    expected, times, tiny_model, monkeypatch
-):
-    made = []
+def test_what_only_some_requests_need_is_made_at_start_only_where_it_is_expected(warm, times, tiny_model, monkeypatch):
+    made, drawing = [], []
     monkeypatch.setattr(factory.StructureCompiler, "warm_up", lambda self: made.append(self))
+    monkeypatch.setattr(factory.Sampler, "warm_up", lambda self: drawing.append(self))
     config = EngineConfig(model=str(tiny_model("llama")))
-    create_core(config, lambda stage, fraction: None, expects_structures=expected).close()
-    assert len(made) == times
+    create_core(config, lambda stage, fraction: None, warm=warm).close()
+    assert len(made) == len(drawing) == times

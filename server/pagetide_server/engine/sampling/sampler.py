@@ -46,9 +46,13 @@ class Sampler:
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
         self._device = torch.device(device)
-        noise = Noise(vocab_size, self._device, seed)
-        self._kernel = KernelDrawer(noise) if choose(self._device).name == "triton" else None
-        self._drawer = self._kernel or Drawer(vocab_size, self._device, noise)
+        self._noise = Noise(vocab_size, self._device, seed)
+        self._kernel = KernelDrawer(self._noise) if choose(self._device).name == "triton" else None
+        self._drawer = self._kernel or Drawer(vocab_size, self._device, self._noise)
+
+    def warm_up(self) -> None:
+        """Make the tables now (see noise.py) that the first drawn token would wait for."""
+        _ = self._noise.tables
 
     @torch.inference_mode()
     def launch(self, logits: torch.Tensor | LazyLogits, sequences: list[Sequence]) -> Choosing | Chosen | None:
