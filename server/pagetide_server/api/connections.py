@@ -17,6 +17,7 @@ from pagetide_spec.names import HEADER_REQUEST_ID
 
 from .errors import invalid
 from .short_way import SHORT_WAY, ShortWay
+from .until_close import until_close
 
 # Requests that may wait behind the one that is answered; a client that sends more is not read from meanwhile.
 MAX_PIPELINED = 16
@@ -102,6 +103,8 @@ class TimedProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._answered = cycle
+        if cycle.scope["http_version"] == "1.0":
+            app = until_close(app, cycle)
         super()._start_asgi_task(cycle, app)
 
     def _feed(self, data: bytes) -> bytes:
