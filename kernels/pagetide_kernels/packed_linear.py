@@ -63,8 +63,11 @@ def pack(
     if choose(weight.device).name != "cpp":
         data, scales = plain.quantize(weight) if kind == "int8" else (weight, None)
         return PackedWeight(rows, columns, data, scales, panels=False)
-    data, scales = cpu_linear.quantize(weight, release) if kind == "int8" else (cpu_linear.pack(weight), None)
-    return PackedWeight(rows, columns, data, scales, panels=True)
+    if kind == "own":
+        return PackedWeight(rows, columns, cpu_linear.pack(weight), None, panels=True)
+    return PackedWeight(
+        rows, columns, *cpu_linear.quantize(rows, columns, lambda a, b: weight[a:b], release), panels=True
+    )
 
 
 def linear(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None = None) -> torch.Tensor:

@@ -9,6 +9,9 @@ from .attention_plan import Plan, make_plan
 from .cpu import attention as cpu_attention
 from .dispatch import choose
 
+# What the caches of a float32 query may be, too.
+_NARROW = (torch.float16, torch.bfloat16)
+
 
 def uses_plan(device: torch.device) -> bool:
     """Whether `paged_attention` on `device` takes its time from a plan that the layers of a step share."""
@@ -37,7 +40,8 @@ def paged_attention(
 
     Args:
         query: [tokens, heads, head_dim], the rows of one sequence behind those of the one before.
-        key_cache, value_cache: [blocks, block_size, kv_heads, head_dim], contiguous.
+        key_cache, value_cache: [blocks, block_size, kv_heads, head_dim], contiguous, of the query's dtype; or
+            float16 or bfloat16 while the query is float32. (Triton's op rounds such a query to their dtype.)
         block_tables: int32 [sequences, blocks of the longest]; what lies behind a context's last block is ignored.
         context_lens: int32 [sequences], tokens in the cache, those of this call included.
         query_starts: int32 [sequences + 1], first row of each sequence, and the number of rows.
@@ -60,8 +64,8 @@ def paged_attention(
     if kernels == "triton":
         from .gpu import paged_attention as gpu_attention  # needs the package triton
 
-        return gpu_attention.attend(
-            query,
+        out = gpu_attention.attend(
+            query.to(key_cache.dtype),
             key_cache,
             value_cache,
             block_tables,
@@ -73,6 +77,7 @@ def paged_attention(
             sliding_window,
             soft_cap,
         )
+        return out.to(query.dtype)
     if kernels == "cpp":
         return cpu_attention.attend(
             query,
@@ -100,12 +105,16 @@ def _check_query(query: torch.Tensor, key_cache: torch.Tensor, value_cache: torc
             raise ValueError(
                 f"{name} must be contiguous [blocks, block_size, kv_heads, head_dim], not {tuple(cache.shape)}"
             )
-        if cache.dtype != query.dtype or cache.device != query.device:
+        fits = cache.dtype == query.dtype or (query.dtype == torch.float32 and cache.dtype in _NARROW)
+        if not fits or cache.device != query.device:
             raise ValueError(
                 f"query is {query.dtype} on {query.device}, {name} is {cache.dtype} on {cache.device}; must be equal"
             )
-    if key_cache.shape[:3] != value_cache.shape[:3]:
-        raise ValueError(f"caches differ: {tuple(key_cache.shape)} and {tuple(value_cache.shape)}")
+    if key_cache.shape[:3] != value_cache.shape[:3] or key_cache.dtype != value_cache.dtype:
+        raise ValueError(
+            f"caches differ: {key_cache.dtype} {tuple(key_cache.shape)} and "
+            f"{value_cache.dtype} {tuple(value_cache.shape)}"
+        )
     if query.shape[2] != key_cache.shape[3] or query.shape[1] % key_cache.shape[2]:
         raise ValueError(
             f"query {tuple(query.shape)} does not fit a cache of {key_cache.shape[2]} heads of {key_cache.shape[3]}"

@@ -62,8 +62,9 @@ def _attend_tile(
     """rows [heads, r, head_dim], k and v [kv_heads, keys, head_dim] -> [r, heads, head_dim]"""
     if soft_cap is None:
         mask = None if tile.hidden is None else ~tile.hidden
+        q, k, v = rows[None], k[None].to(rows.dtype), v[None].to(rows.dtype)
         out = F.scaled_dot_product_attention(
-            rows[None], k[None], v[None], attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=True
+            q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=True
         )
         return out[0].transpose(0, 1)
     pieces = []

@@ -94,6 +94,18 @@ def test_bfloat16_is_the_reference_rounded(
     torch.testing.assert_close(got.float(), expected, rtol=2**-6, atol=2**-6)
 
 
+@pytest.mark.parametrize("kept", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("soft_cap", [None, 2.0])
+def test_a_float32_query_over_caches_of_16_bits_is_not_rounded(
+    kernels: str, make_case: Case, limits: Limits, soft_cap: float | None, kept: torch.dtype
+) -> None:
+    case = make_case(MIXED, heads=4, kv_heads=2, dim=40, block_size=16, dtype=kept)
+    case["query"] = case["query"].float() * (1 + 2**-13)
+    expected = reference(**case, scale=0.2, soft_cap=soft_cap)
+    got = paged_attention(**case, **limits(MIXED), scale=0.2, soft_cap=soft_cap)
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+
 def test_values_may_be_narrower_than_keys(kernels: str, make_case: Case, limits: Limits) -> None:
     case = make_case(MIXED, heads=4, kv_heads=2, dim=24, block_size=16)
     case["value_cache"] = case["value_cache"][..., :16].contiguous()
@@ -129,7 +141,8 @@ def test_a_window_reads_no_block_before_it(kernels: str, make_case: Case) -> Non
         pytest.param({"query": torch.zeros(4, 16)}, "query must be", id="query without heads"),
         pytest.param({"query": torch.zeros(29, 3, 16)}, "does not fit", id="heads not a multiple of KV heads"),
         pytest.param({"query": torch.zeros(29, 4, 8)}, "does not fit", id="another head size"),
-        pytest.param({"query": torch.zeros(29, 4, 16).half()}, "must be equal", id="another dtype"),
+        pytest.param({"query": torch.zeros(29, 4, 16).half()}, "must be equal", id="a query narrower than its cache"),
+        pytest.param({"value_cache": torch.zeros(14, 16, 2, 16).half()}, "caches differ", id="values of another dtype"),
         pytest.param({"context_lens": torch.ones(5)}, "must be int32", id="lengths as floats"),
         pytest.param({"query_starts": torch.zeros(5, dtype=torch.int32)}, "query_starts", id="a start missing"),
         pytest.param({"block_tables": torch.zeros(3, 9, dtype=torch.int32)}, "3 rows", id="a table missing"),
@@ -189,6 +202,46 @@ def test_a_decode_is_the_same_to_the_bit_whatever_its_batch_and_threads(
     finally:
         torch.set_num_threads(before)
     assert torch.equal(got[0], together[0])
+
+
+@pytest.mark.parametrize("window", [None, 150])
+def test_a_row_of_a_prompt_is_the_same_to_the_bit_whatever_is_computed_with_it(
+    monkeypatch: pytest.MonkeyPatch, make_case: Case, window: int | None
+) -> None:
+    require_compiler()
+    monkeypatch.setenv(VARIABLE, "cpp")
+    case = make_case([(700, 700), (90, 90)], heads=6, kv_heads=2, dim=40, block_size=16)
+    whole = paged_attention(**case, max_query_len=700, max_context_len=700, scale=0.3, sliding_window=window)
+    before = torch.get_num_threads()
+    try:
+        for threads, count in ((1, 699), (3, 203), (16, 203), (2, 2)):
+            torch.set_num_threads(threads)
+            starts = torch.tensor([0, count], dtype=torch.int32)
+            piece = {"query": case["query"][700 - count : 700], "query_starts": starts}
+            piece |= {name: case[name][:1] for name in ("block_tables", "context_lens")}
+            got = paged_attention(
+                **case | piece, max_query_len=count, max_context_len=700, scale=0.3, sliding_window=window
+            )
+            assert torch.equal(got, whole[700 - count : 700])
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_keys_whose_scores_are_minus_infinity_weigh_nothing(
+    monkeypatch: pytest.MonkeyPatch, make_case: Case, limits: Limits
+) -> None:
+    require_compiler()
+    monkeypatch.setenv(VARIABLE, "cpp")
+    batch: Batch = [(300, 1), (300, 200)]
+    case = make_case(batch, heads=4, kv_heads=2, dim=16, block_size=16)
+    case["query"].abs_()
+    for s in range(2):
+        for block in case["block_tables"][s, :17].tolist():  # more than are taken at a time
+            case["key_cache"][block] = float("-inf")
+    expected = reference(**case, scale=0.3)
+    assert expected.isfinite().any()
+    got = paged_attention(**case, **limits(batch), scale=0.3)
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
 def test_nan_and_infinity_in_one_sequence_stay_there(kernels: str, make_case: Case, limits: Limits) -> None:

@@ -43,16 +43,19 @@ def attend(
     sliding_window: int | None,
     soft_cap: float | None,
 ) -> torch.Tensor:
-    """Arguments, checked before, and result as in `paged_attention`; float32, float16 or bfloat16 on the CPU.
+    """Arguments, checked before, and result as in `paged_attention`; the caches are float32, float16 or bfloat16.
+
+    The op reads and writes float32; a query of 16 bits is widened, and its result rounded, here.
 
     Raises:
         ValueError: tables, contexts and starts name rows or blocks that do not exist.
         MemoryError: there is no room for the sums.
     """
-    if query.stride(2) != 1:
-        query = query.contiguous()
+    rows = query.float()
+    if rows.stride(2) != 1:
+        rows = rows.contiguous()
     tables = [t.contiguous() for t in (block_tables, context_lens, query_starts)]
-    out = torch.empty(*query.shape[:2], value_cache.shape[3], dtype=query.dtype)
+    out = torch.empty(*query.shape[:2], value_cache.shape[3])
     blocks, block_size, kv_heads, key_dim = key_cache.shape
     sizes = (ctypes.c_int64 * 12)(
         len(context_lens),
@@ -62,16 +65,16 @@ def attend(
         key_dim,
         value_cache.shape[3],
         block_size,
-        query.stride(0),
-        query.stride(1),
+        rows.stride(0),
+        rows.stride(1),
         sliding_window or 0,
         query.shape[0],
         blocks,
     )
-    pointers = [t.data_ptr() for t in (query, key_cache, value_cache, out, *tables)]
-    failed = _function(query.dtype)(*pointers, sizes, scale, soft_cap or 0.0, torch.get_num_threads())
+    pointers = [t.data_ptr() for t in (rows, key_cache, value_cache, out, *tables)]
+    failed = _function(key_cache.dtype)(*pointers, sizes, scale, soft_cap or 0.0, torch.get_num_threads())
     if failed == _UNSOUND:
         raise ValueError("block_tables, context_lens and query_starts name rows or blocks that do not exist")
     if failed == _OUT_OF_MEMORY:
         raise MemoryError("no room for the sums of paged attention")
-    return out
+    return out.to(query.dtype)

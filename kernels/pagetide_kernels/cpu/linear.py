@@ -17,8 +17,8 @@ _TAKES = {
     "quantize": [_P, _I64, _I64, _P, _P, _INT],
     "linear": [_P, _P, _P, _P, _P, _INT],
     "linear_int8": [_P, _P, _P, _P, _P, _P, _INT],
-    "look_up": [_P, _I64, _I64, _P, _I64, _P],
-    "look_up_int8": [_P, _P, _I64, _I64, _P, _I64, _P],
+    "look_up": [_P, _I64, _I64, _P, _I64, _P, _INT],
+    "look_up_int8": [_P, _P, _I64, _I64, _P, _I64, _P, _INT],
 }
 # Panels that are quantized at a time.
 _PIECE_PANELS = 256
@@ -57,17 +57,23 @@ def pack(weight: torch.Tensor) -> torch.Tensor:
 
 
 def quantize(
-    weight: torch.Tensor, release: Callable[[torch.Tensor], object] | None = None
+    rows: int,
+    columns: int,
+    piece_of: Callable[[int, int], torch.Tensor],
+    release: Callable[[torch.Tensor], object] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(panels of 8 bits, scales) of contiguous `weight` [rows, columns]; `release` is given rows that were read."""
-    rows, columns = weight.shape
+    """(panels of 8 bits, scales) of weights [rows, columns].
+
+    `piece_of(first, last)` gives some rows, contiguous; `release` is given what was read.
+    """
     padded = -(-rows // panel_rows()) * panel_rows()
     width, groups = (_of_columns(name, columns) for name in ("padded", "groups"))
     packed, scales = torch.empty(padded * width, dtype=torch.uint8), torch.empty(padded * groups)
-    function, step = _function("quantize", build.DTYPE_NAMES[weight.dtype]), panel_rows() * _PIECE_PANELS
+    step = panel_rows() * _PIECE_PANELS
     for first in range(0, rows, step):
-        piece = weight[first : first + step]
+        piece = piece_of(first, min(rows, first + step))
         targets = packed[first * width :].data_ptr(), scales[first * groups :].data_ptr()
+        function = _function("quantize", build.DTYPE_NAMES[piece.dtype])
         function(piece.data_ptr(), len(piece), columns, *targets, torch.get_num_threads())
         if release is not None:
             release(piece)
@@ -100,7 +106,7 @@ def look_up(
         IndexError: there is no such row.
     """
     out = torch.empty(len(ids), columns)
-    ends = (rows, columns, ids.data_ptr(), len(ids), out.data_ptr())
+    ends = (rows, columns, ids.data_ptr(), len(ids), out.data_ptr(), torch.get_num_threads())
     if scales is None:
         failed = _function("look_up", build.DTYPE_NAMES[weight.dtype])(weight.data_ptr(), *ends)
     else:

@@ -88,4 +88,12 @@ void share(const Product& p, int threads, Work work) {
     });
 }
 
+// y = x w^T + bias, where `product` is a FloatProduct or Int8Product. Throws std::bad_alloc.
+template <typename Sums>
+void multiply(const Product& p, const Sums& product, int threads) {
+    share(p, threads, [&](int64_t panel, int64_t first, int64_t rows) {
+        write_panel(p, panel, first, rows, product.sums(panel, first, rows));
+    });
+}
+
 }  // namespace

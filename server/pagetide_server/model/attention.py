@@ -138,14 +138,14 @@ class StepAttention:
         """See `Attends`; the layer's `layer_idx` says which cache is its own. Changes that cache."""
         batch, query = self.batch, call.query
         key_cache, value_cache = self.caches[call.layer.layer_idx]  # type: ignore[index]
-        dtype, kept = query.dtype, key_cache.dtype
+        kept = key_cache.dtype
         # On a CPU the cache may be narrower than what the layers compute in.
         if (angles := angles_of(call.others)) is None:
             reshape_and_cache(call.key.to(kept), call.value.to(kept), key_cache, value_cache, batch.slots)
         else:
             query = rotate_and_cache(query, call.key, call.value, *angles, key_cache, value_cache, batch.slots)
-        out = paged_attention(
-            query.to(kept),
+        return paged_attention(
+            query,
             key_cache,
             value_cache,
             batch.block_tables,
@@ -158,7 +158,6 @@ class StepAttention:
             call.soft_cap,
             self._plan(call.sliding_window, key_cache.shape),
         )
-        return out.to(dtype)
 
     def _plan(self, window: int | None, shape: torch.Size) -> Plan | None:
         if not self._uses_plan:

@@ -83,7 +83,7 @@ def peak_bytes(loaded: LoadedModel, limits: BatchLimits, max_model_len: int, blo
     torch.cuda.reset_peak_memory_stats(loaded.device)
     logits = runner.execute(step)
     # The sampler works on a copy of the logits and on their sorted form, beside what it takes whatever the batch.
-    extra = 2 * logits.sampling.nbytes + sampler_bytes(loaded.vocab_size)
+    extra = 2 * logits.written().nbytes + sampler_bytes(loaded.vocab_size)
     peak = torch.cuda.max_memory_reserved(loaded.device) + extra - own
     del runner, logits
     torch.cuda.empty_cache()

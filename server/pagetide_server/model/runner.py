@@ -11,6 +11,7 @@ from pagetide_kernels.copy_blocks import copy_blocks
 from pagetide_kernels.swap_blocks import swap_blocks
 
 from ..engine.faults import DeviceLost
+from ..engine.sampling.lazy import LazyLogits
 from ..engine.sequence import Carried, Step
 from .attention import StepAttention
 from .batch import Batch, host_batch
@@ -31,8 +32,12 @@ class StepLogits:
     `step.rows` whose request wants `prompt_logprobs` and which computed prompt positions, [positions, vocab].
     """
 
-    sampling: torch.Tensor
+    sampling: torch.Tensor | LazyLogits
     prompt: dict[int, torch.Tensor]
+
+    def written(self) -> torch.Tensor:
+        """`sampling` as a tensor, computed now where it was not."""
+        return self.sampling.written() if isinstance(self.sampling, LazyLogits) else self.sampling
 
 
 class Runner:
@@ -49,6 +54,7 @@ class Runner:
         self.caches = self._allocate(num_blocks + 1, loaded.device)
         self.host_caches = self._allocate(num_swap_blocks, torch.device("cpu"))
         self._graphs: DecodeGraphs | None = None
+        self._cpu = None if loaded.cpu is None else loaded.cpu.over(self.caches)
 
     def record(
         self,
@@ -67,7 +73,7 @@ class Runner:
 
     def _allocate(self, blocks: int, device: torch.device) -> Caches:
         def empty(heads: int, dim: int) -> torch.Tensor:
-            return torch.empty(blocks, self.block_size, heads, dim, dtype=self.loaded.dtype, device=device)
+            return torch.empty(blocks, self.block_size, heads, dim, dtype=self.loaded.cache_dtype, device=device)
 
         return [
             (empty(layer.kv_heads, layer.key_dim), empty(layer.kv_heads, layer.value_dim))
@@ -94,6 +100,9 @@ class Runner:
         if self._graphs is not None and self._graphs.fits(host):
             return StepLogits(self._graphs.run(host, carried), {})
         batch = host.to(self.loaded.device, carried)
+        if (cpu := self._cpu) is not None and cpu.head.chooses and not batch.prompt:
+            hidden = cpu.hidden(batch)
+            return StepLogits(LazyLogits(hidden.index_select(0, batch.sampling), cpu.head), {})
         logits = self._forward(batch)
         prompt = {row: logits[first : first + count] for row, (first, count) in batch.prompt.items()}
         # Without prompt logits and siblings each wanted row is one sampling row already.
@@ -106,6 +115,13 @@ class Runner:
 
     def _logits(self, batch: Batch) -> torch.Tensor:
         """[wanted rows, vocab] in the model's own type."""
+        if self._cpu is None:
+            return self._by_transformers(batch)
+        hidden = self._cpu.hidden(batch)
+        return self._cpu.head.logits(hidden) if len(hidden) else torch.empty(0, self.loaded.vocab_size)
+
+    def _by_transformers(self, batch: Batch) -> torch.Tensor:
+        """`_logits` by the network's own forward pass."""
         network, vocab = self.loaded.network, self.loaded.vocab_size
         inputs = {
             "input_ids": batch.input_ids[None],

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from pagetide_server.engine.sampling.lazy import LazyLogits
 from pagetide_server.engine.sequence import Row, Sequence, Step
 from pagetide_server.model.loader import LoadedModel, load
 from pagetide_server.model.runner import Runner, StepLogits
@@ -39,7 +40,10 @@ def poisoned_runner(loaded: LoadedModel, blocks: int, block_size: int, swap_bloc
 
 def settle(step: Step, logits: StepLogits) -> None:
     """Append the greedy token to each sampling sequence, and count what was computed."""
-    for sequence, token in zip(step.sampling(), logits.sampling.argmax(-1).tolist(), strict=True):
+    best = logits.written().argmax(-1).tolist()
+    if isinstance(logits.sampling, LazyLogits):
+        assert logits.sampling.likeliest()[0] == best
+    for sequence, token in zip(step.sampling(), best, strict=True):
         sequence.tokens.append(token)
     for row in step.rows:
         row.sequence.computed = row.start + row.count

@@ -149,13 +149,13 @@ def test_copying_a_block_parts_two_sequences(loaded_tiny: Load, toy: Toy) -> Non
     child = toy.make_sequence(prompt, [3, 5])
     step = Step([Row(parent, 0, 20, samples=True, siblings=(child,))])
     logits = runner.execute(step)
-    assert logits.sampling.shape == (2, loaded.vocab_size)
-    assert torch.equal(logits.sampling[0], logits.sampling[1])
+    assert logits.written().shape == (2, loaded.vocab_size)
+    assert torch.equal(logits.written()[0], logits.written()[1])
     parent.tokens.append(100)
     child.tokens.append(200)
     child.blocks = [3, 6]
     step = Step([Row(parent, 20, 1, samples=True), Row(child, 20, 1, samples=True)], copies=[(5, 6)])
-    after = runner.execute(step).sampling.argmax(-1).tolist()
+    after = runner.execute(step).written().argmax(-1).tolist()
     assert after == [toy.answers(loaded, [[*prompt, token]], 1)[0][0] for token in (100, 200)]
 
 
@@ -170,10 +170,10 @@ def test_logits_of_prompt_positions(loaded_tiny: Load, toy: Toy) -> None:
     first = runner.execute(Step([Row(silent, 0, 7, samples=True), Row(asking, 0, 18, samples=False)]))
     second = runner.execute(Step([Row(asking, 18, 12, samples=True)]))
     assert set(first.prompt) == {1}
-    assert first.sampling.shape[0] == second.sampling.shape[0] == 1
+    assert first.written().shape[0] == second.written().shape[0] == 1
     got = torch.cat([first.prompt[1], second.prompt[0]])
     torch.testing.assert_close(got, whole, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(second.sampling[0], whole[-1], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(second.written()[0], whole[-1], rtol=1e-4, atol=1e-4)
 
 
 def _all_logits(loaded: LoadedModel, prompt: list[int], toy: Toy) -> torch.Tensor:
@@ -181,7 +181,7 @@ def _all_logits(loaded: LoadedModel, prompt: list[int], toy: Toy) -> torch.Tenso
     for end in range(1, len(prompt) + 1):
         runner = toy.poisoned_runner(loaded, 4, 16)
         sequence: Sequence = toy.make_sequence(prompt[:end], [2, 0])
-        rows.append(runner.execute(Step([Row(sequence, 0, end, samples=True)])).sampling[0])
+        rows.append(runner.execute(Step([Row(sequence, 0, end, samples=True)])).written()[0])
     return torch.stack(rows)
 
 
@@ -190,7 +190,7 @@ def test_a_step_that_samples_nothing_gives_no_logits(loaded_tiny: Load, toy: Toy
     runner = toy.poisoned_runner(loaded, 8, 16)
     sequence = toy.make_sequence(prompt, [1, 2])
     logits = runner.execute(Step([Row(sequence, 0, 16, samples=False)]))
-    assert logits.sampling.shape == (0, loaded.vocab_size)
+    assert logits.written().shape == (0, loaded.vocab_size)
     assert logits.prompt == {}
 
 
@@ -207,6 +207,6 @@ def test_a_lost_device_is_told_from_a_failing_step(
         def fail(batch: object, raised: Exception = raised) -> torch.Tensor:
             raise raised
 
-        monkeypatch.setattr(runner, "_forward", fail)
+        monkeypatch.setattr(runner, "_move_blocks", fail)
         with pytest.raises(seen or type(raised), match=str(raised)):
             runner.execute(step)

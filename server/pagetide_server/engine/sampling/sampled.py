@@ -22,3 +22,10 @@ class Sampled:
     token_ids: list[int]
     logprobs: list[TokenLogprobs | None]
     errors: dict[int, object]
+
+    def place(self, rows: list[int], part: Sampled) -> None:
+        """Take over the outcome of some rows."""
+        for i, row in enumerate(rows):
+            self.token_ids[row], self.logprobs[row] = part.token_ids[i], part.logprobs[i]
+            if i in part.errors:
+                self.errors[row] = part.errors[i]

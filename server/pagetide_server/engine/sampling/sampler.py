@@ -15,6 +15,7 @@ from ..sequence import Sequence
 from .distribution import Draw, Drawer, is_greedy
 from .kernel import KernelDrawer
 from .launched import Choosing, Chosen
+from .lazy import LazyLogits
 from .likeliest import likeliest
 from .logprobs import token_logprobs
 from .masks import mask_logits
@@ -50,7 +51,7 @@ class Sampler:
         self._drawer = self._kernel or Drawer(vocab_size, self._device, noise)
 
     @torch.inference_mode()
-    def launch(self, logits: torch.Tensor, sequences: list[Sequence]) -> Choosing | Chosen | None:
+    def launch(self, logits: torch.Tensor | LazyLogits, sequences: list[Sequence]) -> Choosing | Chosen | None:
         """Begin to choose one token for each sequence, as `sample` does, and do not wait for the device.
 
         None where a request asks for what the host must look at first, or where no op of this device can do it.
@@ -59,19 +60,21 @@ class Sampler:
             return None
         if self._kernel is None:
             return Chosen.of(self.sample(logits, sequences))
+        assert isinstance(logits, torch.Tensor)  # on a GPU
         tops, tokens = logits.max(-1)
         if not all(is_greedy(s.params) for s in sequences):
             tokens = self._kernel.launch(logits, sequences)
         return Choosing(tokens, tops, lambda row, top: _reason(top, sequences[row]))
 
     @torch.inference_mode()
-    def sample(self, logits: torch.Tensor, sequences: list[Sequence]) -> Sampled:
+    def sample(self, logits: torch.Tensor | LazyLogits, sequences: list[Sequence]) -> Sampled:
         """One token for each sequence.
 
         A sequence with a `matcher` gets a token that its structure allows; the matcher is not advanced.
 
         Args:
-            logits: [len(sequences), vocab_size] float32; overwritten where requests change them.
+            logits: [len(sequences), vocab_size] float32; overwritten where requests change them. Or what they can be
+                computed from.
             sequences: whose next tokens are wanted, in row order.
 
         Raises:
@@ -81,6 +84,8 @@ class Sampler:
             raise ValueError(f"logits {tuple(logits.shape)}, want {(len(sequences), self._vocab_size)}")
         if not sequences:
             return Sampled([], [], {})
+        if isinstance(logits, LazyLogits):
+            return self._sample_lazy(logits, sequences)
         # Rows that share memory (siblings) must not be changed together.
         logits = logits.contiguous()
         raw = _RawRows(logits, sequences)
@@ -101,6 +106,21 @@ class Sampler:
                 tokens[row] = token
         logprobs = raw.logprobs(tokens, errors)
         return Sampled([NO_TOKEN if row in errors else t for row, t in enumerate(tokens)], logprobs, errors)
+
+    def _sample_lazy(self, logits: LazyLogits, sequences: list[Sequence]) -> Sampled:
+        """`sample`, where rows that want nothing but their likeliest token do without their logits."""
+        simple = [row for row, s in enumerate(sequences) if is_greedy(s.params) and _is_plain(s)]
+        others = sorted(set(range(len(sequences))).difference(simple))
+        sampled = Sampled([NO_TOKEN] * len(sequences), [None] * len(sequences), {})
+        if simple:
+            for row, token, top in zip(simple, *logits[simple].likeliest(), strict=True):
+                if math.isfinite(top):
+                    sampled.token_ids[row] = token
+                else:
+                    sampled.errors[row] = _reason(top, sequences[row])
+        if others:
+            sampled.place(others, self.sample(logits[others].written(), [sequences[row] for row in others]))
+        return sampled
 
     def prompt_logprobs(self, logits: torch.Tensor, next_token_ids: list[int], top: int) -> list[TokenLogprobs]:
         """Log probabilities of prompt tokens.

@@ -1,0 +1,64 @@
+// The sums of a product over panels of float32, float16 or bfloat16; computed in float32.
+
+#pragma once
+
+#include "panels.h"
+
+namespace {
+
+constexpr int64_t KC = 512;  // Steps of a panel that lie in the first-level cache while rows pass by.
+
+// sums[r][0..NR] (+)= x[r] . panel, for R rows and `steps` steps.
+template <int R, typename T>
+inline void add_tile(const float* x, int64_t stride, const T* panel, int64_t steps, bool fresh, float* sums) {
+    vec sum[R][NV];
+    for (int r = 0; r < R; r++)
+        for (int v = 0; v < NV; v++) sum[r][v] = fresh ? vec{} : load(sums + r * NR + v * W);
+    for (int64_t i = 0; i < steps; i++) {
+        vec w[NV];
+        for (int v = 0; v < NV; v++) w[v] = load(panel + i * NR + v * W);
+        for (int r = 0; r < R; r++)
+            for (int v = 0; v < NV; v++) sum[r][v] = fused(all(x[r * stride + i]), w[v], sum[r][v]);
+    }
+    for (int r = 0; r < R; r++)
+        for (int v = 0; v < NV; v++) store(sums + r * NR + v * W, sum[r][v]);
+}
+
+template <typename T>
+void add_rows(const float* x, int64_t stride, int64_t rows, const T* panel, int64_t steps, bool fresh, float* sums) {
+    in_tiles(rows, [&](auto size, int64_t r) {
+        add_tile<decltype(size)::value>(x + r * stride, stride, panel, steps, fresh, sums + r * NR);
+    });
+}
+
+inline const float* widened(const float* panel, int64_t, Buffer&) { return panel; }
+template <typename T>
+const float* widened(const T* panel, int64_t steps, Buffer& space) {
+    float* to = space.fit(KC * NR);
+    for (int64_t i = 0; i < steps * NR; i += W) store(to + i, load(panel + i));
+    return to;
+}
+
+// x [m, k] times panels of T; see `share`.
+template <typename T>
+struct FloatProduct {
+    const Product& p;
+    const T* weights;
+
+    // [rows, NR] of rows from `first` and one panel; this thread's next call overwrites them. Throws std::bad_alloc.
+    const float* sums(int64_t panel, int64_t first, int64_t rows) const {
+        static thread_local Buffer sum_space, wide_space;
+        float* sums = sum_space.fit(rows * NR);
+        const T* w = weights + panel * NR * p.k;
+        const float* x = p.x + first * p.x_stride;
+        for (int64_t at = 0; at < p.k; at += KC) {
+            const int64_t steps = std::min(KC, p.k - at);
+            // Many rows: widen the weights once, not for each tile of rows.
+            if (rows > 2 * MR) add_rows(x + at, p.x_stride, rows, widened(w + at * NR, steps, wide_space), steps, !at, sums);
+            else add_rows(x + at, p.x_stride, rows, w + at * NR, steps, !at, sums);
+        }
+        return sums;
+    }
+};
+
+}  // namespace

@@ -1,0 +1,90 @@
+"""The largest value of each row of a matrix product: the greedy choice, without writing the logits."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from .cpu import argmax as cpu_argmax
+from .cpu import linear as cpu_linear
+from .packed_linear import PackedWeight, linear, look_up
+
+# Rows of weights whose errors are computed at a time.
+_PIECE = 4096
+# What a sum of that many squares in float32 may lack, as a part of it.
+_LOST = 2.0**-22
+
+
+@dataclasses.dataclass(frozen=True)
+class Screen:
+    """Weights in 8 bits, which tell of most rows that they cannot give the largest value.
+
+    errors and sizes, float32 [rows]: of each row the Euclidean norms of what 8 bits lack of it, and
+    of what they hold; no less than they are.
+    """
+
+    weight: PackedWeight
+    errors: torch.Tensor
+    sizes: torch.Tensor
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that it takes."""
+        return self.weight.nbytes + self.errors.nbytes + self.sizes.nbytes
+
+
+def screen_of(weight: PackedWeight) -> Screen | None:
+    """The screen of weights of 16 or 32 bits; None where no op could use it, or the weights have 8 bits themselves."""
+    if not weight.panels or weight.scales is not None:
+        return None
+    rows, columns = weight.rows, weight.columns
+    data, scales = cpu_linear.quantize(rows, columns, lambda first, last: look_up(torch.arange(first, last), weight))
+    packed = PackedWeight(rows, columns, data, scales, panels=True)
+    errors, sizes = torch.empty(2, rows)
+    upwards = 1 + _LOST * columns
+    for first in range(0, rows, _PIECE):
+        ids = torch.arange(first, min(rows, first + _PIECE))
+        held = look_up(ids, packed)
+        sizes[ids] = held.norm(dim=1) * upwards
+        errors[ids] = held.sub_(look_up(ids, weight)).norm(dim=1) * upwards
+    return Screen(packed, errors, sizes)
+
+
+def linear_argmax(
+    x: torch.Tensor, weight: PackedWeight, screen: Screen | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The place and the value of the largest of each row of `linear(x, weight)`.
+
+    With a screen both are the same, to the last bit, but most weights are not read: |w x - s q| is at most
+    |w - s| |x| + |s| |x - q| for the 8-bit forms s of a row of weights and q of x (Cauchy-Schwarz), so that few rows
+    remain which may give the largest value.
+
+    Args:
+        x: float32 [m, columns]
+        weight: from `pack`
+        screen: from `screen_of` the same weights, unless they have 8 bits themselves.
+
+    Returns:
+        (int64 [m], float32 [m]): the first of the largest; where there is a NaN, the first NaN.
+
+    Raises:
+        ValueError: shapes or types do not fit together.
+        MemoryError: there is no room for the sums.
+    """
+    if x.dtype != torch.float32 or x.dim() != 2 or x.shape[1] != weight.columns:
+        raise ValueError(f"x must be float32 [m, {weight.columns}], not {x.dtype} {list(x.shape)}")
+    if not weight.panels:
+        values, places = linear(x, weight).max(1)
+        return places, values
+    x = x if x.stride(1) == 1 else x.contiguous()
+    if weight.scales is not None:
+        return cpu_argmax.argmax(x, (weight.data, weight.scales), weight.rows)
+    if screen is None:
+        return cpu_argmax.argmax(x, (weight.data,), weight.rows)
+    if (screen.weight.rows, screen.weight.columns) != (weight.rows, weight.columns):
+        raise ValueError(f"the screen is of {screen.weight.rows} x {screen.weight.columns} weights, not of these")
+    scales = screen.weight.scales
+    assert scales is not None  # it has 8 bits
+    tensors = (weight.data, screen.weight.data, scales, screen.errors, screen.sizes)
+    return cpu_argmax.argmax(x, tensors, weight.rows)

@@ -1,0 +1,43 @@
+"""The logits' matrix of a network whose linear layers were packed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from pagetide_kernels.linear_argmax import linear_argmax, screen_of
+
+from .packed import PackedLinear
+
+
+class Head:
+    """hidden float32 [rows, size] -> logits, or the likeliest tokens alone.
+
+    Attributes:
+        chooses: whether `likeliest` may be asked: the logits are the product and nothing else, and an op can search it.
+    """
+
+    def __init__(self, matrix: Any, soft_cap: float | None) -> None:
+        """`matrix` is a linear layer; logits are bounded by `soft_cap`, if there is one."""
+        self._matrix, self._soft_cap = matrix, soft_cap
+        self.chooses = (
+            isinstance(matrix, PackedLinear) and matrix.packed.panels and matrix.bias is None and not soft_cap
+        )
+        self._screen = screen_of(matrix.packed) if self.chooses else None
+
+    @property
+    def vocab_size(self) -> int:
+        """Width of the logits."""
+        return int(self._matrix.out_features)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[rows, size] -> float32 [rows, vocab]"""
+        logits: torch.Tensor = self._matrix(hidden)
+        if self._soft_cap is not None:
+            logits.div_(self._soft_cap).tanh_().mul_(self._soft_cap)
+        return logits
+
+    def likeliest(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(places int64 [rows], values float32 [rows]) of the largest logit of each row, where this `chooses`."""
+        return linear_argmax(hidden, self._matrix.packed, self._screen)
