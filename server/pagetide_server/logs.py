@@ -33,6 +33,14 @@ class JsonFormatter(logging.Formatter):
             return json.dumps(line, default=str)
 
 
+def in_form(text: str, form: str, level: int = logging.INFO) -> str:
+    """What is printed whatever the log level, as a line of the log's form: text stays as it is."""
+    if form != "json":
+        return text
+    fields = {"name": "pagetide", "levelno": level, "levelname": logging.getLevelName(level), "msg": text}
+    return JsonFormatter().format(logging.makeLogRecord(fields))
+
+
 def set_up_logging(level: str, form: str, source: str = "%(name)s") -> None:
     """Send the process's log, and Python's warnings, to stderr. `source` says in text lines where they come from."""
     logging.basicConfig(level=level.upper(), handlers=[_handler(form, source)], force=True)

@@ -30,3 +30,10 @@ class RecordedAnswer(Answer):
             self._record.tokens(used, before == 0, now - self._last if before else 0.0, now)
             self._last = now
         return delta
+
+    def take_token_at(self, token_id: int, now: float) -> str:
+        """As `take_token`; the token came at `now`."""
+        text = self.take_token(token_id)
+        self._record.tokens(1, False, now - self._last, now)
+        self._last = now
+        return text

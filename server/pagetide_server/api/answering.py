@@ -22,6 +22,7 @@ from .prompts import Prompter
 from .protocol import SamplingFields
 from .short_way import ShortWay
 from .streaming import WatchedResponse, event, send_events, send_json, short_way
+from .token_writer import TokenWriter
 from .usage import UsageWriter, note
 from .validation import check_stream_options
 
@@ -42,6 +43,9 @@ class Job(Protocol):
 
     def chunks(self, deltas: list[Delta], generation: Generation) -> list[Any]:
         """The events for new deltas; none while their text is held back."""
+
+    def differs_by_text(self) -> bool:
+        """Whether events of one answer's plain tokens, but the first, are equal but for their text."""
 
     def whole(self, answers: list[Delta], generation: Generation) -> Any:
         """The response to a request that is not streamed, but for its usage."""
@@ -116,7 +120,14 @@ class _Events:
                 way.write(part)
             return True
 
-        self._generation.tap(tap)
+        self._generation.tap(tap, self._token_tap(way))
+
+    def _token_tap(self, way: ShortWay) -> Callable[[int], bool] | None:
+        """What writes the events of plain tokens quicker still, where they differ by nothing but their text."""
+        answer = self._generation.sole_answer()
+        if answer is None or not answer.takes_tokens or self._usage.is_continuous or not self._job.differs_by_text():
+            return None
+        return TokenWriter(way, answer, lambda text: self._part([Delta(answer.index, text, [], [])])).write
 
     def _part(self, deltas: list[Delta]) -> bytes:
         chunks = self._job.chunks(deltas, self._generation)

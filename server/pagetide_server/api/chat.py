@@ -59,6 +59,10 @@ class _Job:
             chunks[0].prompt_token_ids = self.prompts[0].token_ids
         return chunks
 
+    def differs_by_text(self) -> bool:
+        """Whether events of one answer's plain tokens, but the first, are equal but for their text."""
+        return self.splitter(0).is_idle and not (self.body.logprobs or self.body.return_token_ids)
+
     def _chunk_choice(self, delta: Delta) -> ChunkChoice | None:
         """A delta in the form of the stream; None while its text is held back."""
         splitter = self.splitter(delta.index)

@@ -53,6 +53,11 @@ class _Job:
         """The events for new deltas."""
         return [self.chunk([self.choice(delta, generation)]) for delta in deltas]
 
+    def differs_by_text(self) -> bool:
+        """Whether events of one answer's plain tokens, but the first, are equal but for their text."""
+        body = self.body
+        return body.logprobs is None and body.prompt_logprobs is None and not body.return_token_ids
+
     def whole(self, answers: list[Delta], generation: Generation) -> Completion:
         """The response to a request that is not streamed."""
         choices = [self.choice(delta, generation) for delta in best(answers, self.body.n or 1, self.body.best_of)]

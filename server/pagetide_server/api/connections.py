@@ -16,7 +16,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from pagetide_spec.names import HEADER_REQUEST_ID
 
 from .errors import invalid
-from .short_way import SHORT_WAY, Outgoing, ShortWay
+from .short_way import SHORT_WAY, ShortWay
+from .until_close import until_close
 
 # Requests that may wait behind the one that is answered; a client that sends more is not read from meanwhile.
 MAX_PIPELINED = 16
@@ -32,7 +33,6 @@ class TimedProtocol(HttpToolsProtocol):
     """
 
     head_timeout_s = 30.0
-    outgoing = Outgoing()
     _head_timer: asyncio.TimerHandle | None = None
     _head_size = 0
     # The request that is answered now; `cycle` is the newest one.
@@ -41,7 +41,7 @@ class TimedProtocol(HttpToolsProtocol):
     @classmethod
     def with_timeout(cls, seconds: float) -> type[TimedProtocol]:
         """The protocol with another limit."""
-        return type(cls.__name__, (cls,), {"head_timeout_s": seconds, "outgoing": Outgoing()})
+        return type(cls.__name__, (cls,), {"head_timeout_s": seconds})
 
     def connection_made(self, transport: Any) -> None:
         """A client connected."""
@@ -78,7 +78,7 @@ class TimedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         if self.cycle is not None:
             # ASGI's types know no extension of a server's own.
-            extensions: Any = {SHORT_WAY: ShortWay(self.cycle, self.outgoing)}
+            extensions: Any = {SHORT_WAY: ShortWay(self.cycle)}
             self.cycle.scope["extensions"] = extensions
         # uvicorn stops reading at a request that has to wait, and then does not see the client leave.
         if 0 < len(self.pipeline) < MAX_PIPELINED:
@@ -103,6 +103,8 @@ class TimedProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._answered = cycle
+        if cycle.scope["http_version"] == "1.0":
+            app = until_close(app, cycle)
         super()._start_asgi_task(cycle, app)
 
     def _feed(self, data: bytes) -> bytes:

@@ -120,9 +120,12 @@ class Generation:
         """The delta of one output that is neither an end nor an error."""
         return self._take(output, time.monotonic())
 
-    def tap(self, tap: Callable[[SequenceOutput], bool]) -> None:
-        """Have `tap` see the outputs that come while `next` waits; what it takes does not reach `next`."""
-        self._box.tap = tap
+    def tap(self, tap: Callable[[SequenceOutput], bool], token_tap: Callable[[int], bool] | None = None) -> None:
+        """Have `tap` see the outputs that come while `next` waits; what it takes does not reach `next`.
+
+        `token_tap` sees those first that are but a token, of a request with one answer.
+        """
+        self._box.tap, self._box.token_tap = tap, token_tap
 
     async def finish(self) -> list[Delta]:
         """Everything at once: one delta for each answer, in the order of their indexes."""
@@ -131,6 +134,11 @@ class Generation:
             for delta in deltas:
                 found[delta.index].append(delta)
         return [joined(index, parts) for index, parts in found.items()]
+
+    def sole_answer(self) -> RecordedAnswer | None:
+        """The request's answer, if it has only one."""
+        answers = [answer for run in self.runs for answer in run.answers]
+        return answers[0] if len(answers) == 1 else None
 
     # ---- totals
 

@@ -19,6 +19,7 @@ import uvicorn
 from pagetide_spec.config import EngineConfig
 from pagetide_spec.errors import PagetideError, SettingError
 
+from ..logs import in_form
 from ..process.client import EngineClient, EngineFailed
 from ..progress import LoadingProgress
 from ..text.chat import Templates, configured
@@ -131,7 +132,7 @@ class Server:
         # What is loaded lives as long as the process: a garbage collection that walks it all would delay every token.
         gc.freeze()
         # On stdout whatever the log level is: people and scripts wait for this line.
-        print(f"serving {context.model_name} at {address}", flush=True)
+        print(in_form(f"serving {context.model_name} at {address}", self._config.log_format), flush=True)
         died = asyncio.ensure_future(context.engine.died.wait())
         ended = asyncio.ensure_future(asyncio.wait((died, serving), return_when=asyncio.FIRST_COMPLETED))
         if not await self._unless_signalled(ended):
@@ -213,7 +214,8 @@ class Server:
 
     def _say(self, message: str, code: int) -> int:
         self._progress.close()
-        print(f"pagetide serve: error: {message}", file=sys.stderr, flush=True)
+        line = in_form(f"pagetide serve: error: {message}", self._config.log_format, logging.ERROR)
+        print(line, file=sys.stderr, flush=True)
         return code
 
 

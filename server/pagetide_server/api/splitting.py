@@ -53,6 +53,11 @@ class Splitter:
         self._logprobs: list[TokenLogprobs] = []
         self._called = False
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether all text stays what it is: content."""
+        return not self._parsers
+
     def push(self, text: str, finished: bool) -> Parts:
         """The parts of the next piece of text."""
         parts = Parts(content=text)

@@ -89,8 +89,6 @@ async def send_events(send: Send, events: Events, way: ShortWay | None = None) -
             part = await events.next()
     except Exception as error:  # noqa: BLE001 - whatever it is, the client must hear of it
         tail = event(translate(error).body()) + DONE
-    if way is not None:
-        way.flush()
     await send({"type": "http.response.body", "body": tail})
 
 
@@ -98,8 +96,6 @@ async def _send_part(send: Send, part: bytes, way: ShortWay | None) -> None:
     if way is not None and way.is_free():
         way.write(part)
         return
-    if way is not None:
-        way.flush()
     await send({"type": "http.response.body", "body": part, "more_body": True})
 
 

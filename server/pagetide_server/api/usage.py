@@ -13,16 +13,16 @@ from .replies import PromptTokensDetails, Usage
 class UsageWriter:
     """`usage` of one request, as its stream options want it."""
 
-    __slots__ = ("_continuous", "_generation", "wanted")
+    __slots__ = ("_generation", "is_continuous", "wanted")
 
     def __init__(self, options: StreamOptions | None, generation: Generation) -> None:
         self._generation = generation
         self.wanted = bool(options and options.include_usage)
-        self._continuous = bool(options and options.continuous_usage_stats and self.wanted)
+        self.is_continuous = bool(options and options.continuous_usage_stats and self.wanted)
 
     def running(self) -> Usage | UnsetType:
         """For a chunk that carries text: nothing, unless asked for."""
-        return self.final() if self._continuous else UNSET
+        return self.final() if self.is_continuous else UNSET
 
     def final(self) -> Usage:
         """The counts so far."""

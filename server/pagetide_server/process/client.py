@@ -47,7 +47,7 @@ class EngineClient:
     """One engine process and everything asked of it. All calls belong to one event loop.
 
     Args:
-        on_step: called with each `StepOutput` before its outputs are handed on (metrics).
+        on_step: called with each `StepOutput` once its outputs have been handed on, which must not wait (metrics).
         on_loading: called with stage and fraction while the model loads.
     """
 
@@ -197,12 +197,8 @@ class EngineClient:
     def _handle(self, message: FromEngine, is_last: bool = True) -> None:
         if isinstance(message, StepOutput):
             self._pulse.heard = time.monotonic()
+            self._hand_on(message, is_last)
             self._on_step(message)
-            boxes = self._boxes
-            for output in message.outputs:
-                box = boxes.get(output.request_id)
-                if box is not None:
-                    box.put(output, is_last)
         elif isinstance(message, Heartbeat):
             self._pulse.beat(message, time.monotonic())
         elif isinstance(message, Loading):
@@ -212,6 +208,15 @@ class EngineClient:
         elif self._ready is not None and not self._ready.done():
             self._pulse.step_seconds = message.step_seconds
             self._ready.set_result(message)
+
+    def _hand_on(self, step: StepOutput, is_last: bool) -> None:
+        boxes = self._boxes
+        for request_id, token_id in zip(step.plain_ids, step.plain_tokens, strict=True):
+            if (box := boxes.get(request_id)) is not None:
+                box.put_plain(request_id, token_id, is_last)
+        for output in step.outputs:
+            if (box := boxes.get(output.request_id)) is not None:
+                box.put(output, is_last)
 
     # ---- process and connection
 

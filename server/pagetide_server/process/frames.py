@@ -27,7 +27,7 @@ class Splitter:
     def __init__(self) -> None:
         self._rest = bytearray()
 
-    def feed(self, data: bytes) -> list[bytearray]:
+    def feed(self, data: bytes | memoryview) -> list[bytearray]:
         """The messages that `data` completes, in order."""
         rest = self._rest
         rest += data

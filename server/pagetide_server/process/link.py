@@ -34,6 +34,8 @@ class Link:
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
         self._splitter = Splitter()
+        # One for all reads: a fresh one of this size is taken from the system page by page.
+        self._buffer = memoryview(bytearray(READ_BYTES))
         # Messages that have been read but not handled.
         self._arrived: deque[bytearray] = deque()
         # What the socket has not taken yet: the engine reads nothing during a step, nor while it loads.
@@ -86,16 +88,16 @@ class Link:
     def _read(self) -> bool:
         """Read once; whether there may be more."""
         try:
-            data = self._socket.recv(READ_BYTES)
+            count = self._socket.recv_into(self._buffer)
         except BlockingIOError:
             return False
         except ConnectionError:  # the engine has ended, and had not read all of ours
-            data = b""
-        if not data:
+            count = 0
+        if not count:
             # The end would be announced over and over; what it means says the watcher of the process.
             self._loop.remove_reader(self._socket)
-        self._arrived.extend(self._splitter.feed(data))
-        return bool(data)
+        self._arrived.extend(self._splitter.feed(self._buffer[:count]))
+        return bool(count)
 
     def _write(self) -> None:
         try:

@@ -5,8 +5,12 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import Callable
+from typing import TypeVar
 
+from ..wire.columns import plain
 from ..wire.messages import SamplingParams, SequenceOutput
+
+Tapped = TypeVar("Tapped")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -28,13 +32,15 @@ class Mailbox:
     Attributes:
         tap: sees an output first where the reader waits and no others are known to be behind it, which saves a task
             switch; what it returns True for is done.
+        token_tap: the same for the token of a plain output (columns.py); what it refuses goes to `tap`.
     """
 
-    __slots__ = ("_error", "_items", "_loop", "_waiter", "ids", "tap")
+    __slots__ = ("_error", "_items", "_loop", "_waiter", "ids", "tap", "token_tap")
 
     def __init__(self, ids: list[str], loop: asyncio.AbstractEventLoop) -> None:
         self.ids = ids
         self.tap: Callable[[SequenceOutput], bool] | None = None
+        self.token_tap: Callable[[int], bool] | None = None
         self._items: list[SequenceOutput] = []
         self._loop = loop
         self._waiter: asyncio.Future[None] | None = None
@@ -47,10 +53,17 @@ class Mailbox:
         """
         if self._error is not None:
             return
-        if is_last and self.tap is not None and self._waiter is not None and self._tapped(output, self.tap):
+        if is_last and self.tap is not None and self._waiter is not None and self._tapped(self.tap, output):
             return
         self._items.append(output)
         self.wake()
+
+    def put_plain(self, request_id: str, token_id: int, is_last: bool = False) -> None:
+        """`put` for a plain output."""
+        tap = self.token_tap
+        if is_last and tap is not None and self._waiter is not None and self._tapped(tap, token_id):
+            return
+        self.put(plain(request_id, token_id), is_last)
 
     def fail(self, error: Exception) -> None:
         """Have the reader raise `error` once it has taken what is there."""
@@ -77,9 +90,9 @@ class Mailbox:
         items, self._items = self._items, []
         return items
 
-    def _tapped(self, output: SequenceOutput, tap: Callable[[SequenceOutput], bool]) -> bool:
+    def _tapped(self, tap: Callable[[Tapped], bool], item: Tapped) -> bool:
         try:
-            return tap(output)
+            return tap(item)
         except Exception as error:  # noqa: BLE001 - it is the reader's, who waits for no one else's output
             self.fail(error)
             return True

@@ -28,6 +28,7 @@ class Answer:
     Attributes:
         generated: tokens that belong to the answer so far.
         finish_reason: how it ended, or None.
+        takes_tokens: whether its tokens need not be searched for stop strings.
     """
 
     __slots__ = (
@@ -38,12 +39,14 @@ class Answer:
         "finish_reason",
         "generated",
         "index",
+        "takes_tokens",
     )
 
     def __init__(
         self, index: int, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], params: SamplingParams
     ) -> None:
         self.index = index
+        self.takes_tokens = not params.stop
         self._asked_stops = frozenset(params.stop_token_ids)
         self._detokenizer = Detokenizer(tokenizer, prompt_token_ids, params)
         self._pending_ids: list[int] = []
@@ -73,6 +76,19 @@ class Answer:
         # The model's own end is no stop that the client asked for, and needs no telling (as vLLM has it).
         asked = output.stop_token_id if output.stop_token_id in self._asked_stops else None
         return self._release(piece.text, asked if piece.stopped is None else piece.stopped)
+
+    def take_token(self, token_id: int) -> str:
+        """The text of what `take` gives for a token alone, if it gives anything.
+
+        Only in the middle of an answer that `takes_tokens`.
+        """
+        self.generated += 1
+        text = self._detokenizer.text_of(token_id)
+        if not text:
+            self._pending_ids.append(token_id)
+        elif self._pending_ids:
+            self._pending_ids = []
+        return text
 
     def _release(self, text: str, stop_reason: str | int | None) -> Delta:
         delta = Delta(self.index, text, self._pending_ids, self._pending_logprobs, self.finish_reason, stop_reason)

@@ -46,7 +46,8 @@ class Detokenizer:
         self._keeps_stop = params.include_stop_str_in_output
         self._min_tokens = params.min_tokens
         self._tokens = 0
-        # Bytes of a character that has begun in the answer.
+        # Bytes of a character that has begun in the prompt, and of one that has in the answer.
+        self._open = b""
         self._partial = b""
         # Released text, then held text: `_held` is the end of the `_length` characters seen so far.
         self._held = ""
@@ -70,16 +71,32 @@ class Detokenizer:
             return Piece("", 0)
         if not (self._stops or finished):
             # Nothing to look for: this is every token but the last one of most answers.
-            return Piece("".join(map(self._text_of, token_ids)), len(token_ids))
+            return Piece("".join(map(self.text_of, token_ids)), len(token_ids))
         released: list[str] = []
         shown = len(token_ids) - 1 if stop_token_id is not None and not self._keeps_stop else len(token_ids)
         for used, token_id in enumerate(token_ids, start=1):
-            text = self._text_of(token_id) if used <= shown else ""
+            text = self.text_of(token_id) if used <= shown else ""
             if match := self._take(text, released):
                 return self._end(released, used, match)
         if finished and (match := self._flush(released)):
             return self._end(released, len(token_ids), match)
         return Piece("".join(released), len(token_ids))
+
+    def text_of(self, token_id: int) -> str:
+        """Take the next token; the characters that it completes, among which nobody looks for stop strings."""
+        data = self._bytes_of(token_id)
+        if not data:
+            return ""
+        if self._open:
+            # Bytes of the prompt are used only if the answer goes on with their character.
+            if _continues(self._open, data):
+                data = self._open + data
+            self._open = b""
+        if not self._begun:
+            self._begun = True
+            if self._tokenizer.strips_leading_space:
+                data = data.removeprefix(b" ")
+        return self._decode(data)
 
     def _begin(self, prompt: Sequence[int]) -> bool:
         """Ready the decoder for what follows the prompt; whether any text stands before the answer.
@@ -99,22 +116,6 @@ class Detokenizer:
 
     def _bytes_of(self, token_id: int) -> bytes:
         return b"" if token_id in self._skipped else self._tokenizer.token_bytes(token_id)
-
-    def _text_of(self, token_id: int) -> str:
-        """Characters that `token_id` completes."""
-        data = self._bytes_of(token_id)
-        if not data:
-            return ""
-        if self._open:
-            # Bytes of the prompt are used only if the answer goes on with their character.
-            if _continues(self._open, data):
-                data = self._open + data
-            self._open = b""
-        if not self._begun:
-            self._begun = True
-            if self._tokenizer.strips_leading_space:
-                data = data.removeprefix(b" ")
-        return self._decode(data)
 
     def _decode(self, data: bytes, final: bool = False) -> str:
         """The characters that `data` completes; what it only begins is kept for the next call, unless it is `final`."""

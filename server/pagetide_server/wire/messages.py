@@ -152,11 +152,17 @@ class EngineStats(msgspec.Struct, kw_only=True):
 
 
 class StepOutput(msgspec.Struct, tag=True, kw_only=True):
-    """All that one step brought. `tokens` and `sequences` are 0 when the message only reports aborts and errors."""
+    """All that one step brought. `tokens` and `sequences` are 0 when the message only reports aborts and errors.
+
+    Between the processes, most outputs travel as an entry of each column instead (columns.py).
+    """
 
     outputs: list[SequenceOutput]
     stats: EngineStats
     time: float
+    # Requests, and the token of each one's first sequence.
+    plain_ids: list[str] = []
+    plain_tokens: list[int] = []
     seconds: float = 0.0
     tokens: int = 0
     sequences: int = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import os
 import signal
 import subprocess
@@ -96,6 +97,7 @@ def launched(model: Path, log: Path, *flags: str, ready: bool = True, **env: str
         running = Running(process, "", httpx.Client(), log)
         if ready:
             line = process.stdout.readline()
+            line = json.loads(line)["message"] if line.startswith("{") else line
             assert line.startswith("serving "), log.read_text()
             running.url = line.split(" at ")[1].strip()
             running.http = httpx.Client(base_url=running.url, timeout=30, trust_env=False)

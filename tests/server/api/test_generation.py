@@ -3,36 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from pathlib import Path
 
 import pytest
+from fake_client import Engine
 
 from pagetide_server.api.errors import ApiError
 from pagetide_server.api.generation import generating
 from pagetide_server.api.metrics import ServerMetrics
-from pagetide_server.process.mailbox import Mailbox, Prompt
+from pagetide_server.process.mailbox import Prompt
 from pagetide_server.text.tokenizer import Tokenizer
 from pagetide_server.wire.faults import EngineDead
 from pagetide_server.wire.messages import SamplingParams, SequenceOutput
-
-
-class Engine:
-    """What a generation asks of the engine's client; a test puts the outputs into `box`."""
-
-    def __init__(self):
-        self.ended_ids, self.stopped = [], []
-
-    @contextlib.contextmanager
-    def open(self, prompts, arrival, name):
-        self.box = Mailbox([f"{name}-{i}" for i in range(len(prompts))], asyncio.get_running_loop())
-        yield self.box
-
-    def ended(self, request_id):
-        self.ended_ids.append(request_id)
-
-    def stop(self, request_id, index):
-        self.stopped.append((request_id, index))
 
 
 @pytest.fixture

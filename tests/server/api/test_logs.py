@@ -41,6 +41,17 @@ def test_every_line_of_both_processes_is_json(launch):
     assert "a kernel failed" in loggers["pagetide.engine"]["exception"]
 
 
+def test_what_is_printed_whatever_the_level_is_json_too(launch):
+    with launch("--log-format=json", "--log-level=error", ready=False) as server:
+        line = json.loads(server.process.stdout.readline())
+    assert line["message"].startswith("serving ")
+    with launch("--log-format=json", ready=False, FAKE_LOAD_ERROR="setting") as server:
+        assert server.process.wait(20) == 2
+        *_, last = [json.loads(line) for line in server.log.read_text().splitlines()]
+    assert (last["level"], last["logger"]) == ("error", "pagetide")
+    assert last["message"].startswith("pagetide serve: error: ")
+
+
 def test_a_path_cannot_forge_log_lines(launch):
     with launch() as server:
         server.http.get("/x%0aforged")

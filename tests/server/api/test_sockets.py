@@ -289,3 +289,21 @@ def test_five_hundred_clients_at_once(server, wait):
         assert "".join(e["choices"][0]["text"] for e in events) == want
         found.close()
     wait(lambda: idle(server))
+
+
+@pytest.mark.parametrize("streams", [True, False], ids=["a stream", "a whole answer"])
+def test_a_client_of_http_1_0_gets_a_body_without_chunks(server, streams):
+    body = {"prompt": [300, 301], "max_tokens": 5, "ignore_eos": True, "stream": streams}
+    with connect(server) as found:
+        found.sendall(wire("/v1/completions", body).replace(b"HTTP/1.1", b"HTTP/1.0"))
+        data = b"".join(iter(lambda: found.recv(4096), b""))
+    head, _, answer = data.partition(b"\r\n\r\n")
+    assert b" 200 " in head.splitlines()[0]
+    assert b"transfer-encoding" not in head.lower()
+    if streams:
+        *events, done, end = answer.decode().split("\n\n")
+        assert (done, end) == ("data: [DONE]", "")
+        texts = [json.loads(event.removeprefix("data: "))["choices"][0]["text"] for event in events]
+    else:
+        texts = [json.loads(answer)["choices"][0]["text"]]
+    assert "".join(texts) == server.complete(**{**body, "stream": False})["choices"][0]["text"]

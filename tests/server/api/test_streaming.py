@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from pagetide_server.api.short_way import GROUP, Outgoing, ShortWay
+from pagetide_server.api.short_way import ShortWay
 from pagetide_server.api.streaming import WatchedResponse, send_events
 
 
@@ -82,7 +82,7 @@ async def test_parts_on_the_short_way_and_others_keep_their_order():
             part = await super().next()
             return part if self.made <= 3 else b""
 
-    events, way = Three(), ShortWay(cycle, Outgoing())
+    events, way = Three(), ShortWay(cycle)
     await send_events(send, events, way)
     assert events.way is way
     head, first, second, third, done = log
@@ -93,25 +93,12 @@ async def test_parts_on_the_short_way_and_others_keep_their_order():
     assert done == {"type": "http.response.body", "body": b"data: [DONE]\n\n"}
 
 
-async def test_pieces_are_written_in_groups_and_at_the_latest_in_the_next_turn():
-    log = []
-    outgoing, transport = Outgoing(), Transport(log)
-    for number in range(GROUP + 2):
-        outgoing.add(transport, b"%d" % number)
-    assert log == [b"%d" % number for number in range(GROUP)]
-    await asyncio.sleep(0)
-    assert log == [b"%d" % number for number in range(GROUP + 2)]
-
-
-async def test_a_client_that_leaves_costs_the_others_no_piece():
-    log, faults = [], []
-    asyncio.get_running_loop().set_exception_handler(lambda loop, context: faults.append(context))
-    outgoing, gone, there = Outgoing(), Transport(log), Transport(log)
-    outgoing.add(gone, b"gone")
-    outgoing.add(there, b"there")
-    gone.closed = True
-    await asyncio.sleep(0)
-    assert (log, faults) == ([b"there"], [])
+def test_a_way_whose_client_has_left_is_not_free():
+    cycle = Cycle([])
+    way = ShortWay(cycle)
+    assert way.is_free()
+    cycle.transport.closed = True
+    assert not way.is_free()
 
 
 @pytest.mark.parametrize("leaves", [True, False], ids=["the client leaves", "the server's task is cancelled"])

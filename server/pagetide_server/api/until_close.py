@@ -1,0 +1,32 @@
+"""Answers for clients that speak HTTP/1.0 and know no chunks: a body whose length is not told ends with the connection.
+
+uvicorn would cut it into chunks, whose marks these clients take for a part of it. It closes their connections anyway.
+"""
+
+from __future__ import annotations
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+
+def until_close(app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:
+    """The application for the one request of `cycle`."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        has_length = False
+
+        async def send_bare(message: Message) -> None:
+            nonlocal has_length
+            if message["type"] == "http.response.start":
+                has_length = any(name.lower() == b"content-length" for name, _ in message.get("headers", []))
+                if not has_length:
+                    # uvicorn decides for chunks only where nothing has been decided.
+                    cycle.chunked_encoding = False
+            elif not has_length:
+                # It counts what is left of a body that is not chunked: each piece is all of it.
+                cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+        await app(scope, receive, send_bare)
+
+    return answer
