@@ -24,6 +24,7 @@ from .model.speed import Speed, measure
 from .model.weights import dtype_name
 from .process_memory import keep_freed
 from .text.tokenizer import Tokenizer
+from .warm_up import warm_up
 from .wire.messages import Ready
 
 log = logging.getLogger(__name__)
@@ -59,10 +60,14 @@ def create_core(
     compiler = StructureCompiler(tokenizer, eos)
     if expects_structures:
         compiler.warm_up()
+    sampler = Sampler(loaded.vocab_size, loaded.device, eos_token_ids=eos, seed=config.seed)
+    if runs_ahead(loaded):
+        progress("compiling kernels", 0.0)
+        warm_up(runner, sampler, limits.max_model_len)
     return EngineCore(
         Scheduler(limits, _log_block_event if config.log_blocks else None),
         runner,
-        Sampler(loaded.vocab_size, loaded.device, eos_token_ids=eos, seed=config.seed),
+        sampler,
         compiler,
         ready,
         runs_ahead=runs_ahead(loaded),

@@ -17,6 +17,7 @@ from .before_torch import prepare_environment
 from .inputs import Message, Prompt, as_conversations, as_list, one_each
 from .interrupts import held_back
 from .logs import attach_log
+from .process_memory import frozen_heap
 from .progress import LoadingProgress, prompts_bar
 from .requests import RequestMaker
 from .results import OpenPrompt, RequestOutput
@@ -87,7 +88,8 @@ class LLM:
             self._open_core()
             with prompts_bar(len(each), progress) as advance:
                 requests = self._requests.make(each, one_each(params, len(each)))
-                self._answer(requests, advance)
+                with frozen_heap():
+                    self._answer(requests, advance)
         return [r.result() for r in requests]
 
     def chat(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import gc
 import os
+from collections.abc import Iterator
 
 # glibc's names for what `mallopt` sets.
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4
@@ -42,3 +45,19 @@ def return_freed() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
+
+
+@contextlib.contextmanager
+def frozen_heap() -> Iterator[None]:
+    """Spare the garbage collector the objects that are there now: walking a model's took 1.5% of a batch's time.
+
+    Where the user has frozen some already, nothing changes, since thawing would thaw theirs.
+    """
+    if gc.get_freeze_count():
+        yield
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 import subprocess
 import sys
+import weakref
 
 import pytest
 
-from pagetide_server.process_memory import use_huge_pages
+from pagetide_server.process_memory import frozen_heap, use_huge_pages
 
 BEGIN = """
 import ctypes, pathlib, resource
@@ -73,3 +76,36 @@ def test_huge_pages(stated: str | None, found: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(os, "environ", {} if stated is None else {"THP_MEM_ALLOC_ENABLE": stated})
     use_huge_pages()
     assert os.environ["THP_MEM_ALLOC_ENABLE"] == found
+
+
+class Knot:
+    """Refers to itself, so that only the garbage collector frees it."""
+
+    def __init__(self) -> None:
+        self.own = self
+
+
+def test_a_frozen_heap_is_not_walked_and_thaws_again() -> None:
+    before = weakref.ref(Knot())
+    with contextlib.suppress(KeyError), frozen_heap():
+        within = weakref.ref(Knot())
+        gc.collect()
+        seen = within(), before()
+        raise KeyError
+    assert seen[0] is None
+    assert seen[1] is not None
+    del seen
+    assert gc.get_freeze_count() == 0
+    gc.collect()
+    assert before() is None
+
+
+def test_what_the_user_froze_stays_frozen() -> None:
+    gc.freeze()
+    try:
+        count = gc.get_freeze_count()
+        with frozen_heap():
+            pass
+        assert gc.get_freeze_count() == count
+    finally:
+        gc.unfreeze()

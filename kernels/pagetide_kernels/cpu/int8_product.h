@@ -86,29 +86,34 @@ inline void round_row(const Product& p, int64_t row, Left& left) {
                     left.numbers + row * padded(p.k) + g * GROUP, left.scales + row * groups + g, left.starts + row * groups + g);
 }
 
+// Without this GCC leaves the sums in memory, where their number is no constant to it.
+#define UNROLL _Pragma("GCC unroll 8")
+
 // sums[r][0..NR] (+)= x[r] . panel for one group of R rows.
 template <int R>
 inline void add_group(const int8_t* x, int64_t stride, const uint8_t* panel, const float* panel_scales, int64_t quads,
                       const float* scales, const int32_t* starts, int64_t groups, bool fresh, float* sums) {
     int_vec sum[R][NV];
-    for (int r = 0; r < R; r++)
-        for (int v = 0; v < NV; v++) sum[r][v] = starts[r * groups] - int_vec{};
+    UNROLL for (int r = 0; r < R; r++)
+        UNROLL for (int v = 0; v < NV; v++) sum[r][v] = starts[r * groups] - int_vec{};
     for (int64_t i = 0; i < quads; i++) {
         int_vec w[NV];
-        for (int v = 0; v < NV; v++) w[v] = load_bytes(panel + i * NR * QUAD + v * W * QUAD);
-        for (int r = 0; r < R; r++) {
+        UNROLL for (int v = 0; v < NV; v++) w[v] = load_bytes(panel + i * NR * QUAD + v * W * QUAD);
+        UNROLL for (int r = 0; r < R; r++) {
             int32_t quad;
             memcpy(&quad, x + r * stride + i * QUAD, sizeof quad);
             const int_vec numbers = quad - int_vec{};
-            for (int v = 0; v < NV; v++) sum[r][v] = add_quads(sum[r][v], w[v], numbers);
+            UNROLL for (int v = 0; v < NV; v++) sum[r][v] = add_quads(sum[r][v], w[v], numbers);
         }
     }
-    for (int r = 0; r < R; r++)
-        for (int v = 0; v < NV; v++) {
+    UNROLL for (int v = 0; v < NV; v++) {
+        const vec panel_scale = load(panel_scales + v * W);
+        UNROLL for (int r = 0; r < R; r++) {
             float* to = sums + r * NR + v * W;
-            const vec scale = load(panel_scales + v * W) * all(scales[r * groups]);
+            const vec scale = panel_scale * all(scales[r * groups]);
             store(to, fused(__builtin_convertvector(sum[r][v], vec), scale, fresh ? vec{} : load(to)));
         }
+    }
 }
 
 template <int R>

@@ -1,10 +1,10 @@
 // What lies between the matrix products of a decoder layer: norms, rotary positions, gated activations. All in float32.
 
+#include "ops.h"
 #include "vectors.h"
 
 namespace {
 
-constexpr int64_t WORTH_SHARING = 1 << 15;  // Numbers below which waking other threads takes longer than it saves.
 
 inline float inverse_root(const float* x, int64_t n, float eps) {
     float sum = 0;

@@ -1,6 +1,7 @@
 // Matrix products y = x w^T + b over weights in panels of float32, float16 or bfloat16; computed in float32.
 
 #include "float_product.h"
+#include "ops.h"
 
 namespace {
 
@@ -20,9 +21,10 @@ void pack(const T* rows, int64_t n, int64_t k, T* to, int threads) {
 
 // Row ids[i] of the weights, float32, into to[i]; returns whether all of them exist.
 template <typename T>
-bool look_up(const T* weights, int64_t n, int64_t k, const int64_t* ids, int64_t count, float* to) {
+bool look_up(const T* weights, int64_t n, int64_t k, const int64_t* ids, int64_t count, float* to, int threads) {
     for (int64_t i = 0; i < count; i++)
         if (ids[i] < 0 || ids[i] >= n) return false;
+#pragma omp parallel for num_threads(threads) if (count * k > WORTH_SHARING)
     for (int64_t i = 0; i < count; i++) {
         const T* from = weights + ids[i] / NR * NR * k + ids[i] % NR;
         for (int64_t d = 0; d < k; d++) to[i * k + d] = to_float(from[d * NR]);
@@ -51,8 +53,8 @@ extern "C" int64_t pagetide_panel_rows() { return NR; }
         return 0;                                                                                                          \
     }                                                                                                                      \
     extern "C" int pagetide_look_up_##name(const void* weights, int64_t n, int64_t k, const int64_t* ids, int64_t count,   \
-                                           float* to) {                                                                    \
-        return !look_up((const type*)weights, n, k, ids, count, to);                                                       \
+                                           float* to, int threads) {                                                       \
+        return !look_up((const type*)weights, n, k, ids, count, to, threads);                                              \
     }
 LINEAR(float32, float)
 LINEAR(float16, float16)

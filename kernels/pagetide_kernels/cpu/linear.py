@@ -17,8 +17,8 @@ _TAKES = {
     "quantize": [_P, _I64, _I64, _P, _P, _INT],
     "linear": [_P, _P, _P, _P, _P, _INT],
     "linear_int8": [_P, _P, _P, _P, _P, _P, _INT],
-    "look_up": [_P, _I64, _I64, _P, _I64, _P],
-    "look_up_int8": [_P, _P, _I64, _I64, _P, _I64, _P],
+    "look_up": [_P, _I64, _I64, _P, _I64, _P, _INT],
+    "look_up_int8": [_P, _P, _I64, _I64, _P, _I64, _P, _INT],
 }
 # Panels that are quantized at a time.
 _PIECE_PANELS = 256
@@ -106,7 +106,7 @@ def look_up(
         IndexError: there is no such row.
     """
     out = torch.empty(len(ids), columns)
-    ends = (rows, columns, ids.data_ptr(), len(ids), out.data_ptr())
+    ends = (rows, columns, ids.data_ptr(), len(ids), out.data_ptr(), torch.get_num_threads())
     if scales is None:
         failed = _function("look_up", build.DTYPE_NAMES[weight.dtype])(weight.data_ptr(), *ends)
     else:

@@ -1,6 +1,7 @@
 // Matrix products over weights of 8 bits with a scale for every GROUP numbers of a row of weights.
 
 #include "int8_product.h"
+#include "ops.h"
 
 namespace {
 
@@ -52,9 +53,10 @@ extern "C" int pagetide_linear_int8(const float* x, const void* weights, const f
 }
 
 extern "C" int pagetide_look_up_int8(const uint8_t* weights, const float* scales, int64_t n, int64_t k, const int64_t* ids,
-                                     int64_t count, float* to) {
+                                     int64_t count, float* to, int threads) {
     for (int64_t i = 0; i < count; i++)
         if (ids[i] < 0 || ids[i] >= n) return 1;
+#pragma omp parallel for num_threads(threads) if (count * k > WORTH_SHARING)
     for (int64_t i = 0; i < count; i++) {
         const int64_t panel = ids[i] / NR * NR, j = ids[i] % NR;
         const uint8_t* from = weights + panel * padded(k) + j * QUAD;

@@ -9,6 +9,7 @@
 
 #include "attention_part.h"
 #include "attention_tile.h"
+#include "ops.h"
 
 namespace {
 

@@ -28,6 +28,8 @@ constexpr int W = 8;
 constexpr int W = 4;
 #endif
 
+constexpr int64_t WORTH_SHARING = 1 << 15;  // Numbers below which waking other threads takes longer than it saves.
+
 typedef float vec __attribute__((vector_size(4 * W)));
 typedef float quad __attribute__((vector_size(16)));
 typedef uint16_t half_vec __attribute__((vector_size(2 * W)));

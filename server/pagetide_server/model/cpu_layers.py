@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from pagetide_kernels.cpu import layer_ops
-from pagetide_kernels.packed_linear import PackedWeight, linear, pack
+from pagetide_kernels.cpu import decoder_layers, layer_ops
+from pagetide_kernels.packed_linear import linear, pack
 from pagetide_kernels.paged_attention import paged_attention
 
 from .attention import StepAttention
@@ -51,6 +51,29 @@ class CpuLayer(torch.nn.Module):
         self.before_mlp = norm_of(layer.pre_feedforward_layernorm)[0] if twice else behind
         self.behind_mlp = norm_of(layer.post_feedforward_layernorm)[0] if twice else None
         self.head_norms = _head_norm(attention, "q_norm"), _head_norm(attention, "k_norm")
+
+    def parts(self, first_angle: int, pairs: int) -> decoder_layers.Layer:
+        """What the op that runs all layers at once must know of this one; arguments as there."""
+        shape = self.shape
+        return decoder_layers.Layer(
+            qkv=self.qkv.projection,
+            out=self.out.projection,
+            gate_up=self.gate_up.projection,
+            down=self.down.projection,
+            before_attention=self.before_attention,
+            behind_attention=self.behind_attention,
+            before_mlp=self.before_mlp,
+            behind_mlp=self.behind_mlp,
+            head_norms=self.head_norms,
+            eps=self.eps,
+            activation=self.activation,
+            heads=shape.heads,
+            scale=shape.scale,
+            sliding_window=shape.sliding_window,
+            soft_cap=shape.soft_cap,
+            first_angle=first_angle,
+            pairs=pairs,
+        )
 
     def forward(self, hidden_states: torch.Tensor, **others: Any) -> torch.Tensor:
         """As transformers calls it, with `position_embeddings` and `paged`; what else it hands on is not needed."""
@@ -92,11 +115,10 @@ class _Merged:
 
     def __init__(self, parts: list[Any], kind: str) -> None:
         weight, bias = merge(parts)
-        self.weight: PackedWeight = pack(weight, kind)
-        self.bias = None if bias is None else bias.float()
+        self.projection = decoder_layers.Projection(pack(weight, kind), None if bias is None else bias.float())
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return linear(x, self.weight, self.bias)
+        return linear(x, self.projection.weight, self.projection.bias)
 
 
 @torch.no_grad()
@@ -113,7 +135,7 @@ def swap_layers(network: Any, layers: list[Layer], kind: str) -> int:
                 made = CpuLayer(child, layers[child.self_attn.layer_idx], kind)
                 setattr(parent, name, made)
                 matrices = (made.qkv, made.out, made.gate_up, made.down)
-                taken += sum(merged.weight.nbytes for merged in matrices)
+                taken += sum(merged.projection.weight.nbytes for merged in matrices)
     return taken
 
 

@@ -7,15 +7,17 @@ called directly, but only where a trial of both shows that it is all there is.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from pagetide_kernels.cpu import layer_ops
+from pagetide_kernels.cpu.decoder_layers import DecoderLayers
 
-from .attention import StepAttention
 from .batch import Batch
 from .cpu_layers import CpuLayer, norm_of
 from .head import Head
@@ -33,15 +35,15 @@ class CpuNetwork:
         self.head = Head(network.get_output_embeddings(), getattr(network.config, "final_logit_softcapping", None))
         self._table = RotaryTable(network.base_model.rotary_emb, _kinds(network, layers), max_model_len)
 
-    def hidden(self, batch: Batch, caches: Caches) -> torch.Tensor:
-        """float32 [R, size]: what the logits of the wanted rows are made of. Changes the caches."""
-        hidden: torch.Tensor = self._embedding(batch.input_ids)
-        paged = StepAttention(batch, caches)
-        angles = self._table.rows(batch.positions, batch.max_context_len)
-        for index, layer in enumerate(self._layers):
-            parts = self._table.of_layer(angles, index)
-            layer(hidden[None], position_embeddings=[torch.cat((part, part), dim=1) for part in parts], paged=paged)
-        return self.norm(hidden.index_select(0, batch.logits_rows))
+    def over(self, caches: Caches) -> CachedNetwork:
+        """The network with its keys and values in `caches`, those of each layer.
+
+        Raises:
+            ValueError: they do not fit its layers.
+        """
+        parts = [layer.parts(*place) for layer, place in zip(self._layers, self._table.places, strict=True)]
+        layers = DecoderLayers(parts, self._norm, self._eps, caches)
+        return CachedNetwork(self._embedding, self._table, layers, self.head)
 
     def norm(self, hidden: torch.Tensor) -> torch.Tensor:
         """The norm behind the last layer: [R, size] -> the same"""
@@ -51,6 +53,28 @@ class CpuNetwork:
         """Whether layer `index` turns positions [T] by `angles`: cos and sin [1, T, 2 * pairs] of equal halves."""
         own = self._table.of_layer(self._table.rows(positions, int(positions.max()) + 1), index)
         return all(torch.equal(torch.cat((a, a), dim=1), b[0]) for a, b in zip(own, angles, strict=True))
+
+
+@dataclasses.dataclass(frozen=True)
+class CachedNetwork:
+    """A network over one KV cache; `head` makes logits of what `hidden` gives."""
+
+    embedding: Callable[[torch.Tensor], torch.Tensor]
+    table: RotaryTable
+    layers: DecoderLayers
+    head: Head
+
+    def hidden(self, batch: Batch) -> torch.Tensor:
+        """float32 [R, size] of the rows whose logits are wanted. Changes the caches; raises as `DecoderLayers.run`."""
+        return self.layers.run(
+            self.embedding(batch.input_ids),
+            self.table.rows(batch.positions, batch.max_context_len),
+            batch.slots,
+            batch.block_tables,
+            batch.context_lens,
+            batch.query_starts,
+            batch.logits_rows,
+        )
 
 
 @torch.inference_mode()

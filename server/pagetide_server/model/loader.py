@@ -15,6 +15,7 @@ from pagetide_spec.errors import SettingError, shorten
 
 from ..checkpoint.files import Progress, check_whole, eos_token_ids, read_json, resolve, silent, weight_files
 from .cpu_network import CpuNetwork, cpu_network
+from .devices import find_device
 from .fused import fuse
 from .light_imports import import_transformers
 from .mapped import own_weights
@@ -22,7 +23,7 @@ from .network import Layer, Shape, examine
 from .packed import pack_network
 from .projections import merge_projections
 from .residual import join_residuals
-from .rotary import defer_rotary
+from .rotary import defer_rotary, settle_frequencies
 from .stored import restore_computed, stored_dtype
 from .weights import dtype_name, load_weights, reported_weights
 
@@ -58,9 +59,9 @@ def load(config: EngineConfig, progress: Progress = silent) -> LoadedModel:
 
     Raises:
         SettingError: the model is missing, incomplete or cannot be served; says what to change.
-        PagetideError: it cannot be downloaded or converted.
+        PagetideError: it cannot be downloaded or converted, or there is a GPU that torch cannot use.
     """
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = find_device()
     kernels = _kernels(device)
     import_transformers(needs_triton=device.type == "cuda" or kernels == "triton")
     folder = resolve(config, progress)
@@ -229,13 +230,15 @@ def _pack(network: Any, shape: Shape, config: EngineConfig, dtype: torch.dtype, 
 
 def _use_fused_ops(network: Any) -> None:
     """Let the layers run on the Triton ops, as far as they are known; says how far."""
+    settle_frequencies(network)
     log.info("layers swapped for fused ones: %s", ", ".join(fuse(network)) or "none is known")
-    merged, joined, deferred = merge_projections(network), join_residuals(network), defer_rotary(network)
+    merged, (joined, passing), deferred = merge_projections(network), join_residuals(network), defer_rotary(network)
     log.info(
-        "layers whose query, key and value are one product: %d; that norm and add at once: %d; that leave rotation to "
-        "the cache's op: %d",
+        "layers whose query, key and value are one product: %d; whose outputs are added by the norms behind: %d of "
+        "attention, %d of the gated layer; that leave rotation to the cache's op: %d",
         merged,
         joined,
+        passing,
         deferred,
     )
 
@@ -246,5 +249,8 @@ def _kernels(device: torch.device) -> str:
         choice = dispatch.choose(device)
     except dispatch.KernelChoiceError as error:
         raise SettingError(dispatch.VARIABLE, error.value, error.problem) from error
-    log.info("kernels on %s: %s (%s)", device.type, choice.name, choice.reason)
+    is_slow = device.type == "cuda" and choice.name != "triton"
+    log.log(
+        logging.WARNING if is_slow else logging.INFO, "kernels on %s: %s (%s)", device.type, choice.name, choice.reason
+    )
     return choice.name

@@ -54,6 +54,7 @@ class Runner:
         self.caches = self._allocate(num_blocks + 1, loaded.device)
         self.host_caches = self._allocate(num_swap_blocks, torch.device("cpu"))
         self._graphs: DecodeGraphs | None = None
+        self._cpu = None if loaded.cpu is None else loaded.cpu.over(self.caches)
 
     def record(
         self,
@@ -99,8 +100,8 @@ class Runner:
         if self._graphs is not None and self._graphs.fits(host):
             return StepLogits(self._graphs.run(host, carried), {})
         batch = host.to(self.loaded.device, carried)
-        if (cpu := self.loaded.cpu) is not None and cpu.head.chooses and not batch.prompt:
-            hidden = cpu.hidden(batch, self.caches)
+        if (cpu := self._cpu) is not None and cpu.head.chooses and not batch.prompt:
+            hidden = cpu.hidden(batch)
             return StepLogits(LazyLogits(hidden.index_select(0, batch.sampling), cpu.head), {})
         logits = self._forward(batch)
         prompt = {row: logits[first : first + count] for row, (first, count) in batch.prompt.items()}
@@ -114,10 +115,10 @@ class Runner:
 
     def _logits(self, batch: Batch) -> torch.Tensor:
         """[wanted rows, vocab] in the model's own type."""
-        if self.loaded.cpu is None:
+        if self._cpu is None:
             return self._by_transformers(batch)
-        hidden = self.loaded.cpu.hidden(batch, self.caches)
-        return self.loaded.cpu.head.logits(hidden) if len(hidden) else torch.empty(0, self.loaded.vocab_size)
+        hidden = self._cpu.hidden(batch)
+        return self._cpu.head.logits(hidden) if len(hidden) else torch.empty(0, self.loaded.vocab_size)
 
     def _by_transformers(self, batch: Batch) -> torch.Tensor:
         """`_logits` by the network's own forward pass."""
