@@ -33,23 +33,28 @@ class Noise:
     def __init__(self, vocab_size: int, device: torch.device, engine_seed: int | None = None) -> None:
         own = os.urandom(16) if engine_seed is None else b"engine seed %d" % engine_seed
         self._own = hashlib.blake2b(own, digest_size=32).digest()
-        self._size = vocab_size
-        self._first, self._second = (table.to(device) for table in _tables(vocab_size))
+        self._size, self._device = vocab_size, device
+        if device.type != "cpu":
+            _ = self.tables
 
-    @property
+    @functools.cached_property
     def tables(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Two fixed tables of random bits, int32, on the device."""
-        return self._first, self._second
+        """Two fixed tables of random bits, int32, on the device; on a CPU made when first asked for.
+
+        There that takes as long as a step, and 36 MB for a vocabulary of 262,144 that greedy answers do not need.
+        """
+        first, second = (table.to(self._device) for table in _tables(self._size))
+        return first, second
 
     def bits(self, sequence: Sequence) -> torch.Tensor:
         """Of each token id, `BITS` random bits for the next token of `sequence`: [vocab_size] int32."""
-        first, second = self.starts(sequence)
-        return self._first[first : first + self._size] ^ self._second[second : second + self._size]
+        (first, second), tables = self.starts(sequence), self.tables
+        return tables[0][first : first + self._size] ^ tables[1][second : second + self._size]
 
     def bits_of(self, sequence: Sequence, token_ids: torch.Tensor) -> torch.Tensor:
         """`bits(sequence)[token_ids]`, without computing the others."""
-        first, second = self.starts(sequence)
-        return self._first[token_ids + first] ^ self._second[token_ids + second]
+        (first, second), tables = self.starts(sequence), self.tables
+        return tables[0][token_ids + first] ^ tables[1][token_ids + second]
 
     def starts(self, sequence: Sequence) -> tuple[int, int]:
         """Where the pieces of the two `tables` begin whose exclusive or is `bits(sequence)`."""
