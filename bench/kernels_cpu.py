@@ -1,7 +1,8 @@
-"""Attention on the CPU, gather + SDPA beside the C++ op: `python bench/kernels_cpu.py [threads]`; ms of one layer.
+"""Attention on the CPU, gather + SDPA beside the C++ op; ms of one layer: `bench/kernels_cpu.py [threads] [bfloat16]`.
 
 The caches of 16 layers are used in turn, so that keys and values come from memory as they do in a model. Best of some
-rounds; GB/s are the keys and values that had to be read over the time of the C++ op.
+rounds; GB/s are the keys and values that had to be read over the time of the C++ op. The second argument is the type of
+the caches (float32).
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ def best_ms(work: Callable[[int], object]) -> float:
     return min(times[2:]) * 1e3
 
 
-def compare(batch: list[tuple[int, int]], heads: int, kv_heads: int, dim: int, window: int | None) -> str:
+def compare(
+    kept: torch.dtype, batch: list[tuple[int, int]], heads: int, kv_heads: int, dim: int, window: int | None
+) -> str:
     """One case: both times, their ratio, the bandwidth, the largest difference."""
     contexts = torch.tensor([c for c, _ in batch], dtype=torch.int32)
     counts = [q for _, q in batch]
@@ -55,8 +58,8 @@ def compare(batch: list[tuple[int, int]], heads: int, kv_heads: int, dim: int, w
     width = -(-int(contexts.max()) // BLOCK)
     blocks = len(batch) * width
     tables = torch.randperm(blocks, dtype=torch.int32).view(len(batch), width)
-    layers = max(2, min(16, CACHE_BYTES // (2 * blocks * BLOCK * kv_heads * dim * 4)))
-    caches = torch.randn(layers, 2, blocks, BLOCK, kv_heads, dim)
+    layers = max(2, min(16, CACHE_BYTES // (2 * blocks * BLOCK * kv_heads * dim * kept.itemsize)))
+    caches = torch.empty(layers, 2, blocks, BLOCK, kv_heads, dim, dtype=kept).normal_()
     query = torch.randn(int(starts[-1]), heads, dim)
     plan = make_plan(tables, contexts, starts, caches.shape[2:], window)
 
@@ -68,19 +71,19 @@ def compare(batch: list[tuple[int, int]], heads: int, kv_heads: int, dim: int, w
 
     difference = (torch_op(0) - native_op(0)).abs().max().item()
     slow, fast = best_ms(torch_op), best_ms(native_op)
-    read = sum(min(c, window + q - 1 if window else c) for c, q in batch) * kv_heads * dim * 8
+    read = sum(min(c, window + q - 1 if window else c) for c, q in batch) * kv_heads * dim * 2 * kept.itemsize
     return f"{slow:9.2f}{fast:9.2f}{slow / fast:8.1f}{read / fast / 1e6:8.1f}{difference:10.1e}"
 
 
-def main(threads: int = 0) -> None:
+def main(threads: str = "0", kept: str = "float32") -> None:
     """Print one line a case."""
-    torch.set_num_threads(threads or torch.get_num_threads())
+    torch.set_num_threads(int(threads) or torch.get_num_threads())
     torch.manual_seed(0)
-    print(f"float32, {torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}")
+    print(f"{kept}, {torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}")
     print(f"{'':40}{'torch':>9}{'C++':>9}{'ratio':>8}{'GB/s':>8}{'differ':>10}")
     for name, case in CASES.items():
-        print(f"{name:40}{compare(*case)}", flush=True)
+        print(f"{name:40}{compare(getattr(torch, kept), *case)}", flush=True)
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    main(*sys.argv[1:])

@@ -22,11 +22,17 @@ struct Call {
     int64_t first_seen(int64_t position) const {
         return window ? std::max<int64_t>(0, position - window + 1) : 0;
     }
-    int64_t slot(int64_t sequence, int64_t position) const {
-        return int64_t(tables[sequence * table_width + position / block_size]) * block_size + position % block_size;
+    // Where the positions low..high of a sequence lie in the caches.
+    void slots(int64_t sequence, int64_t low, int64_t high, int64_t* to) const {
+        const int32_t* table = tables + sequence * table_width;
+        for (int64_t block = low / block_size, position = low; position < high; block++) {
+            const int64_t first = table[block] * block_size - block * block_size;
+            for (const int64_t end = std::min(high, (block + 1) * block_size); position < end; position++)
+                *to++ = first + position;
+        }
     }
-    const T* key(int64_t s, int64_t position) const { return keys + slot(s, position) * kv_heads * key_dim; }
-    const T* value(int64_t s, int64_t position) const { return values + slot(s, position) * kv_heads * value_dim; }
+    const T* key(int64_t slot, int64_t kv_head) const { return keys + (slot * kv_heads + kv_head) * key_dim; }
+    const T* value(int64_t slot, int64_t kv_head) const { return values + (slot * kv_heads + kv_head) * value_dim; }
     const float* query_row(int64_t row, int64_t head) const { return query + row * row_stride + head * head_stride; }
     void write(int64_t row, int64_t head, const float* sums, float weight) const {
         float* to = out + (row * heads + head) * value_dim;

@@ -11,18 +11,17 @@ namespace {
 constexpr int ROWS = W == 16 ? 4 : 2;  // Rows whose sums fit into the registers together.
 constexpr int WIDE = 4;                // Vectors of one row that are summed up at once.
 constexpr int64_t PART = 256;
+constexpr int64_t NEAR = 8 << 10;      // Bytes of keys or values that are fetched before they are needed,
+constexpr int64_t MOST = 16;           // and the most positions that these may be.
 
-inline quad fold(vec v) {  // W / 4 quads added up
+inline vec halved(vec a, vec b) { return low_halves(a, b) + high_halves(a, b); }
+
+inline quad sums_of(const vec* v) {  // of each of 4 vectors its sum
+    const vec sums = halved(halved(v[0], v[2]), halved(v[1], v[3]));
     quad part[W / 4];
-    memcpy(part, &v, sizeof v);
-    quad sum = part[0];
-    for (int i = 1; i < W / 4; i++) sum += part[i];
-    return sum;
-}
-
-inline quad sums_of(quad a, quad b, quad c, quad d) {  // of each quad its sum
-    quad ab = PICK(a, b, 0, 4, 1, 5) + PICK(a, b, 2, 6, 3, 7), cd = PICK(c, d, 0, 4, 1, 5) + PICK(c, d, 2, 6, 3, 7);
-    return PICK(ab, cd, 0, 1, 4, 5) + PICK(ab, cd, 2, 3, 6, 7);
+    memcpy(part, &sums, sizeof sums);
+    for (int i = 1; i < W / 4; i++) part[0] += part[i];
+    return part[0];
 }
 
 // out[r * out_stride + t] = rows[r] . keys[t] for R rows and 4 keys.
@@ -39,8 +38,7 @@ inline void dots(const float* rows, int64_t stride, const T* const keys[4], int6
         }
     }
     for (int r = 0; r < R; r++) {
-        quad a = fold(sum[r][0]), b = fold(sum[r][1]), c = fold(sum[r][2]), e = fold(sum[r][3]);
-        quad total = sums_of(a, b, c, e);
+        quad total = sums_of(sum[r]);
         for (int t = 0; t < 4; t++)
             for (int64_t i = d; i < dim; i++) total[t] += rows[r * stride + i] * to_float(keys[t][i]);
         memcpy(out + r * out_stride, &total, sizeof total);
@@ -111,36 +109,63 @@ struct Part { int64_t sequence, row, low, high; };
 
 struct PartSpace { Buffer query, scores; };
 
+// Positions of whose keys or values, `numbers` of type T each, all heads take NEAR bytes.
+template <typename T>
+inline int64_t near(int64_t numbers) { return std::clamp<int64_t>(NEAR / (numbers * sizeof(T)), 4, MOST); }
+
+// Has `numbers` of each of the positions first..end fetched. They lie in turn but for the blocks, which no processor knows.
+template <typename T>
+inline void fetch(const T* cache, const int64_t* slots, int64_t first, int64_t end, int64_t numbers) {
+    for (int64_t t = first; t < end; t++)
+        for (int64_t d = 0; d < numbers; d += 64 / sizeof(T)) __builtin_prefetch(cache + slots[t] * numbers + d);
+}
+
+// Scores [heads][PART] of the keys at `slots`, all heads of a few positions before the next positions: that is the order in
+// which the cache lies in memory.
+template <typename T>
+void score_part(const Call<T>& call, const int64_t* slots, int64_t count, const float* query, float* scores) {
+    const int64_t group = call.group(), dim = call.key_dim, ahead = near<T>(call.kv_heads * dim);
+    for (int64_t t = 0; t < count; t += 4) {
+        fetch(call.keys, slots, t + ahead, std::min(count, t + ahead + 4), call.kv_heads * dim);
+        const T* keys[4];
+        for (int64_t h = 0; h < call.kv_heads; h++) {
+            for (int64_t i = 0; i < 4; i++) keys[i] = call.key(slots[std::min(t + i, count - 1)], h);
+            all_dots(group, query + h * group * dim, dim, keys, dim, scores + h * group * PART + t, PART);
+        }
+    }
+}
+
+// sums [heads][value_dim] += weights [heads][PART] . the values at `slots`, in the same order.
+template <typename T>
+void add_part(const Call<T>& call, const int64_t* slots, int64_t count, const float* weights, float* sums) {
+    const int64_t group = call.group(), dim = call.value_dim, at_once = near<T>(call.kv_heads * dim);
+    for (int64_t t = 0; t < count; t += at_once) {
+        const int64_t n = std::min(at_once, count - t);
+        fetch(call.values, slots, t + n, std::min(count, t + n + at_once), call.kv_heads * dim);
+        const T* values[MOST];
+        for (int64_t h = 0; h < call.kv_heads; h++) {
+            for (int64_t i = 0; i < n; i++) values[i] = call.value(slots[t + i], h);
+            add_all(group, weights + h * group * PART + t, PART, values, n, dim, sums + h * group * dim);
+        }
+    }
+}
+
 // Sums of one part, all heads: sums [heads, value_dim], tops and totals [heads].
 template <typename T>
 void compute_part(const Call<T>& call, const Part& part, PartSpace& space, float* sums, float* tops, float* totals) {
-    const int64_t group = call.group(), dim = call.key_dim, value_dim = call.value_dim, count = part.high - part.low;
+    const int64_t dim = call.key_dim, count = part.high - part.low;
     float *query = space.query.fit(call.heads * dim), *scores = space.scores.fit(call.heads * PART);
     for (int64_t h = 0; h < call.heads; h++) memcpy(query + h * dim, call.query_row(part.row, h), dim * sizeof(float));
-    // All heads of a few positions before the next positions: that is the order in which the cache lies in memory.
-    for (int64_t t = 0; t < count; t += 4) {
-        const T *keys[4], *mine[4];
-        for (int64_t i = 0; i < 4; i++) keys[i] = call.key(part.sequence, part.low + std::min(t + i, count - 1));
-        for (int64_t h = 0; h < call.kv_heads; h++) {
-            for (int i = 0; i < 4; i++) mine[i] = keys[i] + h * dim;
-            all_dots(group, query + h * group * dim, dim, mine, dim, scores + h * group * PART + t, PART);
-        }
-    }
+    int64_t slots[PART];
+    call.slots(part.sequence, part.low, part.high, slots);
+    score_part(call, slots, count, query, scores);
     for (int64_t h = 0; h < call.heads; h++) {
         scale_and_cap(scores + h * PART, count, call.scale, call.cap);
         tops[h] = largest(scores + h * PART, count, NEVER);
         totals[h] = weigh(scores + h * PART, count, finite_top(tops[h]));
     }
-    std::fill(sums, sums + call.heads * value_dim, 0.f);
-    for (int64_t t = 0; t < count; t += 4) {
-        const T *values[4], *mine[4];
-        const int64_t n = std::min<int64_t>(4, count - t);
-        for (int64_t i = 0; i < n; i++) values[i] = call.value(part.sequence, part.low + t + i);
-        for (int64_t h = 0; h < call.kv_heads; h++) {
-            for (int64_t i = 0; i < n; i++) mine[i] = values[i] + h * value_dim;
-            add_all(group, scores + h * group * PART + t, PART, mine, n, value_dim, sums + h * group * value_dim);
-        }
-    }
+    std::fill(sums, sums + call.heads * call.value_dim, 0.f);
+    add_part(call, slots, count, scores, sums);
 }
 
 // The parts of one row, in order, become its output; the first part's sums are overwritten.

@@ -25,6 +25,7 @@ struct TileSpace { Buffer keys, values, nothing, sums, tops, totals; };
 // Keys and values of KEYS positions from `low`, of which the tile sees from..to (counted from `low`).
 struct Panels {
     int64_t low, from, to;
+    int64_t slots[KEYS];  // of from..to, in the caches
     float* keys;    // [KEYS / NR][key_dim][NR]; of vectors that the tile sees in part, the rest is 0
     float* values;  // [value panels][KEYS][NR], rows from..to; behind value_dim, up to whole vectors, 0
 };
@@ -37,17 +38,6 @@ struct Sums {
 
 inline int64_t vectors_of(int64_t n) { return (n + W - 1) / W; }
 
-#if defined(__AVX512F__)
-#define LOW_HALVES 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
-#define HIGH_HALVES 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
-#elif defined(__AVX__)
-#define LOW_HALVES 0, 8, 1, 9, 2, 10, 3, 11
-#define HIGH_HALVES 4, 12, 5, 13, 6, 14, 7, 15
-#else
-#define LOW_HALVES 0, 4, 1, 5
-#define HIGH_HALVES 2, 6, 3, 7
-#endif
-
 // W vectors of W numbers as a matrix. Each step moves one bit of a number's row into its column, and one of its column
 // into its row.
 inline void transpose(vec* rows) {
@@ -56,8 +46,8 @@ inline void transpose(vec* rows) {
         vec next[W];
 #pragma GCC unroll 8
         for (int i = 0; i < W / 2; i++) {
-            next[2 * i] = PICK(rows[i], rows[i + W / 2], LOW_HALVES);
-            next[2 * i + 1] = PICK(rows[i], rows[i + W / 2], HIGH_HALVES);
+            next[2 * i] = low_halves(rows[i], rows[i + W / 2]);
+            next[2 * i + 1] = high_halves(rows[i], rows[i + W / 2]);
         }
 #pragma GCC unroll 16
         for (int i = 0; i < W; i++) rows[i] = next[i];
@@ -71,7 +61,7 @@ void pack_keys(const Call<T>& call, const Tile& tile, const Panels& panels, cons
         const T* keys[W];
         for (int64_t i = 0; i < W; i++) {
             const bool seen = t + i >= panels.from && t + i < panels.to;
-            keys[i] = seen ? call.key(tile.sequence, panels.low + t + i) + tile.kv_head * dim : nothing;
+            keys[i] = seen ? call.key(panels.slots[t + i], tile.kv_head) : nothing;
         }
         float* to = panels.keys + t / NR * NR * dim + t % NR;
         int64_t d = 0;
@@ -90,7 +80,7 @@ template <typename T>
 void pack_values(const Call<T>& call, const Tile& tile, const Panels& panels) {
     const int64_t dim = call.value_dim;
     for (int64_t t = panels.from; t < panels.to; t++) {
-        const T* value = call.value(tile.sequence, panels.low + t) + tile.kv_head * dim;
+        const T* value = call.value(panels.slots[t], tile.kv_head);
         float* to = panels.values + t * NR;
         int64_t d = 0;
         for (; d + W <= dim; d += W) store(to + d / NR * NR * KEYS + d % NR, load(value + d));
@@ -215,7 +205,7 @@ void compute_tile(const Call<T>& call, const Tile& tile, TileSpace& space) {
     const int64_t group = call.group(), rows = tile.count * group;
     const int64_t value_panels = panels_of(call.value_dim), stride = vectors_of(call.value_dim) * W;
     Sums sums{stride, space.sums.fit(rows * stride), space.tops.fit(rows), space.totals.fit(rows * W)};
-    Panels panels{0, 0, 0, space.keys.fit(KEYS * call.key_dim), space.values.fit(KEYS * value_panels * NR)};
+    Panels panels{0, 0, 0, {}, space.keys.fit(KEYS * call.key_dim), space.values.fit(KEYS * value_panels * NR)};
     float* nothing = space.nothing.fit(call.key_dim);
     std::fill(nothing, nothing + call.key_dim, 0.f);
     std::fill(sums.sums, sums.sums + rows * stride, 0.f);
@@ -225,6 +215,7 @@ void compute_tile(const Call<T>& call, const Tile& tile, TileSpace& space) {
     for (panels.low = begin / KEYS * KEYS; panels.low < end; panels.low += KEYS) {
         panels.from = std::max<int64_t>(0, begin - panels.low);
         panels.to = std::min(KEYS, end - panels.low);
+        call.slots(tile.sequence, panels.low + panels.from, panels.low + panels.to, panels.slots + panels.from);
         pack_keys(call, tile, panels, (const T*)nothing);
         pack_values(call, tile, panels);
         in_tiles(rows, [&](auto size, int64_t r) { attend_rows<decltype(size)::value>(call, tile, panels, r, sums); });

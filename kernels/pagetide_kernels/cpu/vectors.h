@@ -75,11 +75,17 @@ inline vec load(const float16* p) {
 inline float to_float(float x) { return x; }
 inline float to_float(bfloat16 x) { return as<float>(uint32_t(x.bits) << 16); }
 inline vec load(const float* p) { vec v; memcpy(&v, p, sizeof v); return v; }
+#if defined(__AVX512F__)  // (GCC widens in two halves.)
+inline vec load(const bfloat16* p) {
+    return (vec)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16);
+}
+#else
 inline vec load(const bfloat16* p) {
     half_vec half;
     memcpy(&half, p, sizeof half);
     return (vec)(__builtin_convertvector(half, bits_vec) << 16);
 }
+#endif
 
 // All to the nearest, ties to even; NaN stays NaN.
 inline void from_float(float x, float* to) { *to = x; }
@@ -106,6 +112,20 @@ inline vec all(float x) { return x - vec{}; }
 #else
 #define PICK(a, b, ...) __builtin_shuffle(a, b, (decltype((a) < (b))){__VA_ARGS__})
 #endif
+
+// The first halves of two vectors, and the second ones, number by number in turn.
+#if defined(__AVX512F__)
+#define LOW_HALVES 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
+#define HIGH_HALVES 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
+#elif defined(__AVX__)
+#define LOW_HALVES 0, 8, 1, 9, 2, 10, 3, 11
+#define HIGH_HALVES 4, 12, 5, 13, 6, 14, 7, 15
+#else
+#define LOW_HALVES 0, 4, 1, 5
+#define HIGH_HALVES 2, 6, 3, 7
+#endif
+inline vec low_halves(vec a, vec b) { return PICK(a, b, LOW_HALVES); }
+inline vec high_halves(vec a, vec b) { return PICK(a, b, HIGH_HALVES); }
 
 // a * b + c with one rounding where the processor can, in every copy of a template alike: left to itself, the compiler
 // fuses in some and not in others, and a row's result would depend on how many rows there are.
