@@ -39,7 +39,7 @@ def create_core(
     """Load the model and set up the engine around it; `progress(stage, fraction)` is told how far it is.
 
     `tokenizer` is the model's own, where the caller has loaded it already. `warm`: make ready at once for
-    structured answers (a second, beside the first requests) and for drawn tokens (70 MB for 262,144 tokens); else when
+    structured answers (a second, beside the first requests) and for drawn tokens (36 MB for 262,144 tokens); else when
     the first one is asked for.
 
     Raises:
