@@ -23,7 +23,9 @@ ENTRYPOINT ["pagetide"]
 CMD ["operator"]
 
 # --- server ------------------------------------------------------------------------------------------------------
-FROM nvidia/cuda:12.6.3-base-ubuntu24.04 AS server-build
+# The CUDA of the base is that of torch's packages: so a node whose driver is too old for them (before 580) refuses the
+# container and says why.
+FROM nvidia/cuda:13.0.0-base-ubuntu24.04 AS server-build
 RUN apt-get update && apt-get install -y --no-install-recommends python3 python3-venv g++ && rm -rf /var/lib/apt/lists/*
 RUN python3 -m venv /opt/pagetide
 ENV PATH=/opt/pagetide/bin:$PATH
@@ -38,7 +40,7 @@ RUN python -m pagetide_kernels.cpu.prebuilt
 
 # Triton compiles a small launcher for each kernel at run time and needs a C compiler and Python's headers for it;
 # they are no build tools left over.
-FROM nvidia/cuda:12.6.3-base-ubuntu24.04 AS server
+FROM nvidia/cuda:13.0.0-base-ubuntu24.04 AS server
 RUN apt-get update && apt-get install -y --no-install-recommends python3 python3-dev gcc libc6-dev libgomp1 \
     && rm -rf /var/lib/apt/lists/*
 COPY --from=server-build /opt/pagetide /opt/pagetide

@@ -13,6 +13,8 @@ import random
 import sys
 import tempfile
 import time
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -53,13 +55,13 @@ def save_model(folder: Path, shape: dict[str, Any]) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(settings), "utf-8")
 
 
-def where() -> dict[str, str]:
-    """What the figures were taken on."""
+def where(attention: str) -> dict[str, str]:
+    """What the figures were taken on, and with what."""
     import torch
-    import triton
 
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-    return {"device": name, "torch": torch.__version__, "triton": triton.__version__}
+    found = {"device": name, "attention": attention, "torch": torch.__version__}
+    return found | ({"triton": version("triton")} if find_spec("triton") else {})
 
 
 def main() -> int:
@@ -88,11 +90,11 @@ def main() -> int:
             llm.generate([[1, 2, 3]], SamplingParams(max_tokens=4, ignore_eos=True), progress=False)
             start = time.perf_counter()
             llm.generate(prompts, params, progress=False)
-            seconds = time.perf_counter() - start
+            seconds, attention = time.perf_counter() - start, llm._core.ready.attention
     made = sum(n for _, n in lengths)
     told: dict[str, Any] = {"requests": len(lengths), "output_tokens": made, "seconds": round(seconds, 2)}
     told |= {"output_tokens_per_second": round(made / seconds, 1), "enforce_eager": arguments.enforce_eager}
-    print(json.dumps(told | where()))
+    print(json.dumps(told | where(attention)))
     return 0
 
 

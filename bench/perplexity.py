@@ -84,7 +84,7 @@ def main() -> None:
     exact = list(logits_of(config, tokens))
     print(f"{'weights':12}{'perplexity':>11}{'error of logits':>16}{'other token':>16}")
     for name in arguments.dtypes.split(","):
-        changes = {"quantization": "int8"} if name == "int8" else {"dtype": name}
+        changes = {"quantization": "int8", "dtype": "auto"} if name == "int8" else {"dtype": name}
         score = Score()
         for logits, ids, reference in zip(
             logits_of(dataclasses.replace(config, **changes), tokens), tokens, exact, strict=True

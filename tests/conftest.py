@@ -15,8 +15,10 @@ import pytest
 hypothesis.settings.register_profile("pagetide", deadline=None)
 hypothesis.settings.load_profile("pagetide")
 
-# Where there is no GPU, Triton interprets its kernels. It reads this when it is imported, by whatever test is first.
-if not any(map(os.path.exists, ("/dev/nvidiactl", "/dev/kfd"))):
+# Where there is no GPU, or it is hidden, Triton interprets its kernels. It reads this when it is imported, by whatever
+# test is first.
+HIDDEN = os.environ.get("CUDA_VISIBLE_DEVICES", "0") in ("", "-1")
+if HIDDEN or not any(map(os.path.exists, ("/dev/nvidiactl", "/dev/kfd"))):
     os.environ["TRITON_INTERPRET"] = "1"
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import importlib.util
 import os
+import subprocess
 
 import torch
 
@@ -18,6 +19,8 @@ from .cpu.build import BuildError
 
 VARIABLE = "PAGETIDE_KERNELS"
 NAMES = ("auto", "triton", "cpp", "torch")
+# NVIDIA's Ampere: what the Triton ops are compiled and tried for begins there.
+OLDEST = (8, 0)
 
 
 class KernelChoiceError(ValueError):
@@ -68,11 +71,29 @@ def _for_cuda(wanted: str) -> Choice:
         raise KernelChoiceError(wanted, "its ops run on a CPU only; use triton or torch")
     if wanted == "torch":
         return Choice("torch", f"{VARIABLE} asks for it")
-    if importlib.util.find_spec("triton") is not None:
+    problem = _problem_of_triton()
+    if problem is None:
         return Choice("triton", f"{VARIABLE} asks for it" if wanted == "triton" else "the fastest for a GPU")
     if wanted == "triton":
-        raise KernelChoiceError(wanted, "the package triton is not installed")
-    return Choice("torch", "the package triton is not installed; torch ops are correct but not fast on a GPU")
+        raise KernelChoiceError(wanted, problem)
+    return Choice("torch", f"{problem}; torch ops are correct but not fast on a GPU")
+
+
+def _problem_of_triton() -> str | None:
+    """Why Triton cannot launch a kernel here, or None. It compiles what launches them when it is first asked."""
+    if importlib.util.find_spec("triton") is None:
+        return "the package triton is not installed"
+    from triton.runtime import driver
+
+    try:
+        driver.active.get_current_target()
+    except (RuntimeError, OSError, AssertionError, subprocess.SubprocessError) as error:
+        return "Triton does not work here: " + (" ".join(str(error).split())[:200] or type(error).__name__)
+    major, minor = torch.cuda.get_device_capability()
+    if torch.version.hip is None and (major, minor) < OLDEST:
+        # Their tiles would spill registers there, and some would not fit its shared memory.
+        return f"the Triton ops need compute capability {OLDEST[0]}.{OLDEST[1]}, and this GPU has {major}.{minor}"
+    return None
 
 
 def _for_cpu(wanted: str) -> Choice:

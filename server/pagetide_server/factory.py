@@ -24,6 +24,7 @@ from .model.speed import Speed, measure
 from .model.weights import dtype_name
 from .process_memory import keep_freed
 from .text.tokenizer import Tokenizer
+from .warm_up import warm_up
 from .wire.messages import Ready
 
 log = logging.getLogger(__name__)
@@ -59,10 +60,14 @@ def create_core(
     compiler = StructureCompiler(tokenizer, eos)
     if expects_structures:
         compiler.warm_up()
+    sampler = Sampler(loaded.vocab_size, loaded.device, eos_token_ids=eos, seed=config.seed)
+    if runs_ahead(loaded):
+        progress("compiling kernels", 0.0)
+        warm_up(runner, sampler, limits.max_model_len)
     return EngineCore(
         Scheduler(limits, _log_block_event if config.log_blocks else None),
         runner,
-        Sampler(loaded.vocab_size, loaded.device, eos_token_ids=eos, seed=config.seed),
+        sampler,
         compiler,
         ready,
         runs_ahead=runs_ahead(loaded),
@@ -114,7 +119,7 @@ def scheduler_config(config: EngineConfig, loaded: LoadedModel, speed: Speed, gr
         max_queue_len=config.max_queue_len,
         vocab_size=loaded.vocab_size,
         eos_token_ids=frozenset(loaded.eos_token_ids),
-        kv_bytes_per_token=bytes_per_token(loaded.layers, loaded.dtype),
+        kv_bytes_per_token=bytes_per_token(loaded.layers, loaded.cache_dtype),
         swap_bytes_per_second=speed.swap_bytes_per_second,
         recompute_tokens_per_second=speed.recompute_tokens_per_second,
     )
@@ -123,11 +128,12 @@ def scheduler_config(config: EngineConfig, loaded: LoadedModel, speed: Speed, gr
 def log_limits(config: EngineConfig, loaded: LoadedModel, limits: SchedulerConfig) -> None:
     """Say what the engine was set up with, and what in it may surprise."""
     log.info(
-        "KV cache: %d blocks of %d tokens (%.2f GiB), swap space %d blocks; copying %.3g bytes/s, "
+        "KV cache: %d blocks of %d tokens (%.2f GiB of %s), swap space %d blocks; copying %.3g bytes/s, "
         "computing %.3g tokens/s",
         limits.num_blocks,
         limits.block_size,
         limits.capacity_tokens * limits.kv_bytes_per_token / GIB,
+        dtype_name(loaded.cache_dtype),
         limits.num_swap_blocks,
         limits.swap_bytes_per_second,
         limits.recompute_tokens_per_second,
@@ -159,6 +165,7 @@ def _ready(limits: SchedulerConfig, loaded: LoadedModel) -> Ready:
         num_blocks=limits.num_blocks,
         num_swap_blocks=limits.num_swap_blocks,
         dtype=dtype_name(loaded.dtype),
+        kv_cache_dtype=dtype_name(loaded.cache_dtype),
         device=_device_name(loaded.device),
         attention=loaded.attention_name,
         step_seconds=limits.max_num_batched_tokens / limits.recompute_tokens_per_second,

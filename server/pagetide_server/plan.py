@@ -37,6 +37,7 @@ class ModelPlan:
     model: str
     architecture: str
     dtype: str
+    cache_dtype: str
     quantization: str
     parameters: int
     weight_bytes: int
@@ -119,6 +120,7 @@ def make_plan(config: EngineConfig, device_bytes: int, lengths: list[int] | None
         model=config.model,
         architecture=(getattr(model.hf_config, "architectures", None) or [model.hf_config.model_type])[0],
         dtype=dtype_name(model.dtype),
+        cache_dtype=dtype_name(model.cache_dtype),
         quantization=config.quantization,
         parameters=model.shape.parameters,
         weight_bytes=model.weight_bytes,
@@ -138,10 +140,11 @@ def make_plan(config: EngineConfig, device_bytes: int, lengths: list[int] | None
 
 @dataclasses.dataclass(frozen=True)
 class _Model:
-    """What is known of a model without its weights; `dtype` and `shape` are of torch and of model/network.py."""
+    """What is known of a model without its weights; types and `shape` are of torch and of model/network.py."""
 
     hf_config: Any
     dtype: Any
+    cache_dtype: Any
     shape: Any
     window: int
     bytes_per_token: int
@@ -171,14 +174,15 @@ class _Room:
 def _examined(config: EngineConfig) -> _Model:
     import torch
 
-    from .model.loader import dtype_of, window
+    from .model.loader import cache_dtype_of, dtype_of, window
     from .model.memory import bytes_per_token, weight_bytes
     from .model.network import examine
 
     hf_config, device = _configuration(config), torch.device(_device_type(config))
     dtype, shape = dtype_of(hf_config, config, device), examine(hf_config, config)
-    sizes = bytes_per_token(shape.layers, dtype), weight_bytes(shape, dtype, config.quantization)
-    return _Model(hf_config, dtype, shape, window(hf_config, config), *sizes)
+    kept = cache_dtype_of(dtype, config)
+    sizes = bytes_per_token(shape.layers, kept), weight_bytes(shape, dtype, config.quantization)
+    return _Model(hf_config, dtype, kept, shape, window(hf_config, config), *sizes)
 
 
 def _room(config: EngineConfig, model: _Model, device_bytes: int) -> _Room:
@@ -236,7 +240,7 @@ def describe(plan: ModelPlan) -> str:
         ("weights", f"{gib[1]} ({plan.parameters:,} parameters, {kept})"),
         ("activations", f"{gib[2]} (estimated; the engine measures them)"),
         ("runtime", f"{gib[3]} (usual)"),
-        ("KV cache", f"{plan.cache_bytes / GIB:.2f} GiB, {plan.bytes_per_token:,} bytes a token"),
+        ("KV cache", f"{plan.cache_bytes / GIB:.2f} GiB of {plan.cache_dtype}, {plan.bytes_per_token:,} bytes a token"),
         ("blocks", f"{plan.blocks:,} of {plan.block_size} tokens: {plan.blocks * plan.block_size:,} tokens"),
         ("window", f"{plan.max_model_len:,} tokens{shorter}"),
         *(("concurrency", f"{count:,} sequences of {length:,} tokens") for length, count in plan.concurrency.items()),

@@ -63,6 +63,7 @@ SERVER_METRICS: dict[str, Metric] = {
             "block_size",
             "device",
             "attention",
+            "kv_cache_dtype",
         ),
         _gauge("max_num_seqs", "Sequences that may run at once."),
         _gauge("kv_capacity_tokens", "Tokens that the KV cache holds."),

@@ -7,6 +7,8 @@ import os
 import shutil
 import subprocess
 import sys
+import types
+import unittest.mock
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -59,6 +61,57 @@ def test_what_cannot_be_is_refused_in_one_line(
         monkeypatch.setenv(name, value)
     with pytest.raises(dispatch.KernelChoiceError, match=problem) as raised:
         dispatch.choose(CPU)
+    assert "\n" not in str(raised.value)
+
+
+GPU = torch.device("cuda")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "problem", "name", "reason"),
+    [
+        pytest.param("auto", None, "triton", "the fastest", id="Triton works"),
+        pytest.param("auto", "Failed to find C compiler", "torch", "C compiler; torch ops are", id="it does not"),
+        pytest.param("torch", None, "torch", "asks for it", id="torch is asked for"),
+    ],
+)
+def test_a_gpu_has_triton_where_that_works(
+    anew: None, monkeypatch: pytest.MonkeyPatch, wanted: str, problem: str | None, name: str, reason: str
+) -> None:
+    monkeypatch.setenv(dispatch.VARIABLE, wanted)
+    monkeypatch.setattr(dispatch, "_problem_of_triton", lambda: problem)
+    choice = dispatch.choose(GPU)
+    assert choice.name == name
+    assert reason in choice.reason
+
+
+@pytest.mark.parametrize(
+    ("hip", "capability", "name"),
+    [
+        pytest.param(None, (7, 5), "torch", id="Turing is too old"),
+        pytest.param(None, (8, 0), "triton", id="Ampere"),
+        pytest.param("7.0", (9, 4), "triton", id="AMD counts otherwise"),
+    ],
+)
+def test_the_oldest_gpu(
+    anew: None, monkeypatch: pytest.MonkeyPatch, hip: str | None, capability: tuple[int, int], name: str
+) -> None:
+    pytest.importorskip("triton")
+    monkeypatch.delenv(dispatch.VARIABLE, raising=False)
+    monkeypatch.setattr("triton.runtime.driver", types.SimpleNamespace(active=unittest.mock.Mock()))
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    choice = dispatch.choose(GPU)
+    assert choice.name == name
+    assert ("8.0, and this GPU has 7.5" in choice.reason) == (name == "torch")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="Triton works here")
+def test_triton_that_does_not_work_is_told_in_one_line(anew: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    monkeypatch.setenv(dispatch.VARIABLE, "triton")
+    with pytest.raises(dispatch.KernelChoiceError, match=r"Triton does not work here: .*driver") as raised:
+        dispatch.choose(GPU)
     assert "\n" not in str(raised.value)
 
 

@@ -47,7 +47,8 @@ def test_gated(m: int, n: int, activation: str) -> None:
     gate_up = torch.randn(m, 2 * n) * 4
     gate_up[0, 0], gate_up[-1, n - 1] = 120.0, -120.0
     expected = gated(gate_up, activation)
-    torch.testing.assert_close(layer_ops.gated(gate_up, activation), expected, rtol=2e-6, atol=2e-6)
+    # (1 + tanh loses digits near -1: up to 1e-7 of numbers that go up to 100.)
+    torch.testing.assert_close(layer_ops.gated(gate_up, activation), expected, rtol=2e-6, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)

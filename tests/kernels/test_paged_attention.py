@@ -204,6 +204,46 @@ def test_a_decode_is_the_same_to_the_bit_whatever_its_batch_and_threads(
     assert torch.equal(got[0], together[0])
 
 
+@pytest.mark.parametrize("window", [None, 150])
+def test_a_row_of_a_prompt_is_the_same_to_the_bit_whatever_is_computed_with_it(
+    monkeypatch: pytest.MonkeyPatch, make_case: Case, window: int | None
+) -> None:
+    require_compiler()
+    monkeypatch.setenv(VARIABLE, "cpp")
+    case = make_case([(700, 700), (90, 90)], heads=6, kv_heads=2, dim=40, block_size=16)
+    whole = paged_attention(**case, max_query_len=700, max_context_len=700, scale=0.3, sliding_window=window)
+    before = torch.get_num_threads()
+    try:
+        for threads, count in ((1, 699), (3, 203), (16, 203), (2, 2)):
+            torch.set_num_threads(threads)
+            starts = torch.tensor([0, count], dtype=torch.int32)
+            piece = {"query": case["query"][700 - count : 700], "query_starts": starts}
+            piece |= {name: case[name][:1] for name in ("block_tables", "context_lens")}
+            got = paged_attention(
+                **case | piece, max_query_len=count, max_context_len=700, scale=0.3, sliding_window=window
+            )
+            assert torch.equal(got, whole[700 - count : 700])
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_keys_whose_scores_are_minus_infinity_weigh_nothing(
+    monkeypatch: pytest.MonkeyPatch, make_case: Case, limits: Limits
+) -> None:
+    require_compiler()
+    monkeypatch.setenv(VARIABLE, "cpp")
+    batch: Batch = [(300, 1), (300, 200)]
+    case = make_case(batch, heads=4, kv_heads=2, dim=16, block_size=16)
+    case["query"].abs_()
+    for s in range(2):
+        for block in case["block_tables"][s, :17].tolist():  # more than are taken at a time
+            case["key_cache"][block] = float("-inf")
+    expected = reference(**case, scale=0.3)
+    assert expected.isfinite().any()
+    got = paged_attention(**case, **limits(batch), scale=0.3)
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
 def test_nan_and_infinity_in_one_sequence_stay_there(kernels: str, make_case: Case, limits: Limits) -> None:
     case = make_case(MIXED, heads=4, kv_heads=2, dim=16, block_size=16)
     clean = paged_attention(**case, **limits(MIXED), scale=0.3)

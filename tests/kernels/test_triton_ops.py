@@ -159,7 +159,14 @@ def test_draws_what_sorting_would(
 ) -> None:
     monkeypatch.setattr(sampling, "BLOCK", 128)
     torch.manual_seed(3 + ties)
-    rows = [(0.7, 0, 1.0, 0.0), (1.0, 5, 1.0, 0.0), (1.5, 0, 0.8, 0.0), (1.0, 9, 0.7, 0.01), (1.0, 0, 0.0, 0.1)]
+    rows = [
+        (0.7, 0, 1.0, 0.0),
+        (1.0, 5, 1.0, 0.0),
+        (1.0, 1, 0.9, 0.0),
+        (1.5, 0, 0.8, 0.0),
+        (1.0, 9, 0.7, 0.01),
+        (1.0, 0, 0.0, 0.1),
+    ]
     logits = torch.randn(len(rows), vocabulary, device=device) * 2
     logits = logits.round() if ties else logits
     logits[:, 7:9] = float("-inf")

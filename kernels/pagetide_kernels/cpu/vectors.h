@@ -31,6 +31,7 @@ constexpr int W = 4;
 constexpr int64_t WORTH_SHARING = 1 << 15;  // Numbers below which waking other threads takes longer than it saves.
 
 typedef float vec __attribute__((vector_size(4 * W)));
+typedef float quad __attribute__((vector_size(16)));
 typedef uint16_t half_vec __attribute__((vector_size(2 * W)));
 typedef uint32_t bits_vec __attribute__((vector_size(4 * W)));
 
@@ -99,6 +100,13 @@ inline void store(float* p, vec v) { memcpy(p, &v, sizeof v); }
 
 inline vec all(float x) { return x - vec{}; }
 
+// Numbers of two vectors of one type, by their places: those of `b` follow those of `a`.
+#if defined(__clang__) || __GNUC__ >= 12
+#define PICK(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define PICK(a, b, ...) __builtin_shuffle(a, b, (decltype((a) < (b))){__VA_ARGS__})
+#endif
+
 // a * b + c with one rounding where the processor can, in every copy of a template alike: left to itself, the compiler
 // fuses in some and not in others, and a row's result would depend on how many rows there are.
 inline vec fused(vec a, vec b, vec c) {
@@ -130,6 +138,27 @@ inline float exponential(float x) {
     p = p * r + 1.f;
     float power = as<float>((as<uint32_t>(shifted) + 127) << 23);
     return x < -87.f ? 0.f : p * power;
+}
+
+// The same of each number.
+inline vec exponential(vec x) {
+    const vec shift = all(12582912.f);
+    const vec low = all(-87.f), high = all(88.f);
+    vec bounded = x < low ? low : x;
+    bounded = bounded > high ? high : bounded;
+    const vec shifted = fused(bounded, all(1.44269504f), shift);
+    const vec n = shifted - shift;
+    const vec r = fused(n, all(2.12194440e-4f), fused(n, all(-0.693359375f), bounded));
+    vec p = all(1.f / 5040);
+    p = fused(p, r, all(1.f / 720));
+    p = fused(p, r, all(1.f / 120));
+    p = fused(p, r, all(1.f / 24));
+    p = fused(p, r, all(1.f / 6));
+    p = fused(p, r, all(.5f));
+    p = fused(p, r, all(1.f));
+    p = fused(p, r, all(1.f));
+    const vec power = (vec)(((bits_vec)shifted + 127) << 23);
+    return x < low ? vec{} : p * power;
 }
 
 // A Taylor series near 0, where 1 - 2 / (e^2x + 1) would lose digits.

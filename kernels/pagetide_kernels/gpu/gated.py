@@ -6,10 +6,13 @@ import torch
 import triton
 import triton.language as tl
 
+from .devices import on_its_device
+
 BLOCK = 1024
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
 
 
+@on_its_device
 def gated(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
     """activation(gate) * up, computed in float32.
 

@@ -14,11 +14,13 @@ import triton
 import triton.language as tl
 
 from ..copy_blocks import checked_pairs
+from .devices import on_its_device
 
 # Numbers of 8 bytes that one program moves.
 CHUNK = 2048
 
 
+@on_its_device
 def move_blocks(
     sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor], pairs: Sequence[tuple[int, int]]
 ) -> None:
@@ -69,7 +71,7 @@ def _check(sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> 
             raise ValueError(f"blocks differ: {source[0].nbytes} and {target[0].nbytes} bytes")
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _move_blocks_kernel(addresses, table, count, WORDS: tl.constexpr, CHUNK: tl.constexpr):
     pair = tl.program_id(0)
     cache = tl.program_id(1)

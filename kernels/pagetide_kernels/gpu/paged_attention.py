@@ -15,38 +15,54 @@ import torch
 import triton
 import triton.language as tl
 
+from .devices import on_its_device
+
 LOG2_E = tl.constexpr(1.4426950408889634)
-# Positions of one part of a long decode.
+# Positions of one part of a long decode, and parts that are joined at a time.
 SPLIT = 1024
+PARTS = 16
 # Rows of a tile: the least that the matrix units take, and what chunks of many rows use better.
 FEW_ROWS, MANY_ROWS = 16, 64
 # Query rows a sequence from which on a batch counts as chunks.
 CHUNK_ROWS = 8
+IS_AMD = torch.version.hip is not None
 
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """What a launch is compiled for. rows = tile_queries * group + padding; keys: positions of a key tile."""
+    """What a launch is compiled for: a tile of `rows` has `heads` of one KV head for each of its `tile_queries`.
+
+    keys: positions of a key tile. options: what else Triton is told.
+    """
 
     rows: int
+    heads: int
     tile_queries: int
     keys: int
-    warps: int
+    options: dict[str, int]
 
 
-def sizes_for(tokens: int, sequences: int, group: int, head_dim: int, element_size: int) -> Sizes:
-    """Tile sizes of a batch, such that no register spills and the tiles fit the shared memory of an Ampere GPU.
+def sizes_for(
+    tokens: int, sequences: int, group: int, head_dim: int, element_size: int, is_amd: bool = IS_AMD
+) -> Sizes:
+    """Tile sizes of a batch, such that no register spills and the tiles fit the shared memory of any GPU since Ampere.
 
     (tests/kernels/test_ahead_of_time.py holds them to it.) float32 is multiplied without matrix units, which takes more
-    registers; its tiles stay small.
+    registers; its tiles stay small. A group of more heads than a tile has rows is cut into several.
     """
-    padded = triton.next_power_of_2(head_dim)
-    rows = MANY_ROWS if tokens >= CHUNK_ROWS * sequences and element_size == 2 else FEW_ROWS
-    rows = max(rows, triton.next_power_of_2(group))
-    keys = max(16, min(64, 16384 // (padded * element_size)))
-    return Sizes(rows, rows // group, keys, 8 if rows * padded >= MANY_ROWS * 128 else 4)
+    padded, few = triton.next_power_of_2(head_dim), FEW_ROWS
+    if element_size == 2:
+        few = min(2 * FEW_ROWS, max(FEW_ROWS, triton.next_power_of_2(group)))
+    many = tokens >= CHUNK_ROWS * sequences and element_size == 2
+    rows = (MANY_ROWS if padded <= 256 else MANY_ROWS // 2) if many else few
+    heads = min(group, rows)
+    keys = max(16, min(32 if many and is_amd else 64, (8192 if element_size == 2 else 2048) // padded))
+    options = {"num_warps": 8 if padded > 256 or (rows == MANY_ROWS and padded >= 128) else 4}
+    # With tiles for the next turn of the loop, too, they would not fit an AMD GPU.
+    return Sizes(rows, heads, rows // heads, keys, options | ({"num_stages": 1} if padded > 256 else {}))
 
 
+@on_its_device
 def attend(
     query: torch.Tensor,
     key_cache: torch.Tensor,
@@ -77,7 +93,7 @@ def attend(
         tops, totals = torch.empty(2, tokens, heads, splits, dtype=torch.float32, device=query.device)
     # Each sequence has at most one tile that is not full, so this bounds their number without a look at the device.
     tiles = tokens // sizes.tile_queries + sequences
-    _attention_kernel[(tiles, kv_heads, splits)](
+    _attention_kernel[(tiles, kv_heads * triton.cdiv(group, sizes.heads), splits)](
         query,
         key_cache,
         value_cache,
@@ -103,12 +119,13 @@ def attend(
         VALUE_PADDED=max(16, triton.next_power_of_2(value_dim)),
         BLOCK=key_cache.shape[1],
         ROWS=sizes.rows,
+        HEADS=sizes.heads,
         TILE_QUERIES=sizes.tile_queries,
         KEYS=sizes.keys,
         SPLIT=SPLIT if splits > 1 else 0,
         WINDOWED=sliding_window is not None,
         CAPPED=soft_cap is not None,
-        num_warps=sizes.warps,
+        **sizes.options,
     )
     if splits > 1:
         _merge_kernel[(tokens, heads)](
@@ -116,11 +133,11 @@ def attend(
             tops,
             totals,
             out,
+            splits,
             HEADS=heads,
-            SPLITS=splits,
-            SPLITS_PADDED=triton.next_power_of_2(splits),
             VALUE_DIM=value_dim,
             VALUE_PADDED=triton.next_power_of_2(value_dim),
+            PARTS=PARTS,
         )
     return out
 
@@ -145,7 +162,8 @@ def _capped(scores, cap):
     return cap * (1.0 - 2.0 / (tl.exp(2.0 * scores / cap) + 1.0))
 
 
-@triton.jit
+# What differs from batch to batch must not be compiled for, or a step would wait for the compiler.
+@triton.jit(do_not_specialize=["sequences", "table_stride", "window"])
 def _attention_kernel(  # noqa: PLR0915 (a kernel is one piece)
     query,
     key_cache,
@@ -172,15 +190,17 @@ def _attention_kernel(  # noqa: PLR0915 (a kernel is one piece)
     VALUE_PADDED: tl.constexpr,
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
+    HEADS: tl.constexpr,
     TILE_QUERIES: tl.constexpr,
     KEYS: tl.constexpr,
     SPLIT: tl.constexpr,
     WINDOWED: tl.constexpr,
     CAPPED: tl.constexpr,
 ):
-    """One tile of query rows, one KV head, one part of the context."""
+    """One tile of query rows, HEADS heads (or what is left) of one KV head's group, one part of the context."""
     tile = tl.program_id(0)
-    kv_head = tl.program_id(1)
+    cuts: tl.constexpr = (GROUP + HEADS - 1) // HEADS
+    kv_head = tl.program_id(1) // cuts
     part = tl.program_id(2)
     sequence = _sequence_of(query_starts, sequences, tile, TILE_QUERIES)
     start = tl.load(query_starts + sequence)
@@ -191,9 +211,10 @@ def _attention_kernel(  # noqa: PLR0915 (a kernel is one piece)
         return
 
     rows = tl.arange(0, ROWS)
-    query_row = first + rows // GROUP
-    head = kv_head * GROUP + rows % GROUP
-    is_row = (rows // GROUP < TILE_QUERIES) & (query_row < count)
+    query_row = first + rows // HEADS
+    of_group = tl.program_id(1) % cuts * HEADS + rows % HEADS
+    head = kv_head * GROUP + of_group
+    is_row = (rows // HEADS < TILE_QUERIES) & (query_row < count) & (of_group < GROUP)
     token = (start + query_row).to(tl.int64)
     position = context - count + query_row
 
@@ -261,28 +282,37 @@ def _attention_kernel(  # noqa: PLR0915 (a kernel is one piece)
         tl.store(out + places, result.to(out.dtype.element_ty), mask=is_value)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits"])
 def _merge_kernel(
     sums,
     tops,
     totals,
     out,
+    splits,
     HEADS: tl.constexpr,
-    SPLITS: tl.constexpr,
-    SPLITS_PADDED: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     VALUE_PADDED: tl.constexpr,
+    PARTS: tl.constexpr,
 ):
-    """The parts of one row of one head."""
+    """The parts of one row of one head, PARTS at a time: how many there are changes no bit, and no use of registers."""
     flat = tl.program_id(0).to(tl.int64) * HEADS + tl.program_id(1)
-    parts = tl.arange(0, SPLITS_PADDED)
+    first = flat * splits
     dims = tl.arange(0, VALUE_PADDED)
-    top = tl.load(tops + flat * SPLITS + parts, mask=parts < SPLITS, other=float("-inf"))
-    total = tl.load(totals + flat * SPLITS + parts, mask=parts < SPLITS, other=0.0)
-    best = tl.max(top, 0)
-    # Parts that saw nothing have weight 0. (Where scores are NaN the total is, and stays so.)
-    weights = tl.where(total == 0.0, 0.0, tl.exp2(top - tl.where(best == float("-inf"), 0.0, best)))
-    places = (flat * SPLITS + parts[:, None]) * VALUE_DIM + dims[None, :]
-    mask = (total != 0.0)[:, None] & (dims < VALUE_DIM)[None, :]
-    joined = tl.sum(tl.load(sums + places, mask=mask, other=0.0) * weights[:, None], 0) / tl.sum(total * weights, 0)
-    tl.store(out + flat * VALUE_DIM + dims, joined.to(out.dtype.element_ty), mask=dims < VALUE_DIM)
+    best = float("-inf")
+    for begin in range(0, splits, PARTS):
+        parts = begin + tl.arange(0, PARTS)
+        best = tl.maximum(best, tl.max(tl.load(tops + first + parts, mask=parts < splits, other=float("-inf")), 0))
+    base = tl.where(best == float("-inf"), 0.0, best)
+    joined = tl.zeros([VALUE_PADDED], tl.float32)
+    whole = 0.0
+    for begin in range(0, splits, PARTS):
+        parts = begin + tl.arange(0, PARTS)
+        top = tl.load(tops + first + parts, mask=parts < splits, other=float("-inf"))
+        total = tl.load(totals + first + parts, mask=parts < splits, other=0.0)
+        # Parts that saw nothing have weight 0. (Where scores are NaN the total is, and stays so.)
+        weights = tl.where(total == 0.0, 0.0, tl.exp2(top - base))
+        places = (first + parts[:, None]) * VALUE_DIM + dims[None, :]
+        mask = (total != 0.0)[:, None] & (dims < VALUE_DIM)[None, :]
+        joined += tl.sum(tl.load(sums + places, mask=mask, other=0.0) * weights[:, None], 0)
+        whole += tl.sum(total * weights, 0)
+    tl.store(out + flat * VALUE_DIM + dims, (joined / whole).to(out.dtype.element_ty), mask=dims < VALUE_DIM)

@@ -6,10 +6,13 @@ import torch
 import triton
 import triton.language as tl
 
+from .devices import on_its_device
+
 # A row is held in registers as a whole.
 MAX_SIZE = 65536
 
 
+@on_its_device
 def rms_norm(
     hidden: torch.Tensor,
     weight: torch.Tensor,

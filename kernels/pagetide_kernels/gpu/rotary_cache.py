@@ -6,7 +6,13 @@ import torch
 import triton
 import triton.language as tl
 
+from .devices import on_its_device
 
+# Heads of one program: enough that a thread reads 16 bytes at once.
+TILE = 8
+
+
+@on_its_device
 def rotate_and_cache(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -39,7 +45,8 @@ def rotate_and_cache(
     if not tokens:
         return
     kv_heads, value_dim, rotated = key.shape[1], value.shape[2], cos.shape[1]
-    _rotate_and_cache_kernel[(tokens, heads + kv_heads)](
+    rotated_padded = triton.next_power_of_2(rotated)
+    _rotate_and_cache_kernel[(tokens, triton.cdiv(heads, TILE) + triton.cdiv(kv_heads, TILE))](
         query,
         key,
         value,
@@ -58,12 +65,18 @@ def rotate_and_cache(
         KEY_DIM=head_dim,
         VALUE_DIM=value_dim,
         ROTATED=rotated,
-        ROTATED_PADDED=triton.next_power_of_2(rotated),
+        ROTATED_PADDED=rotated_padded,
         KEY_PADDED=triton.next_power_of_2(head_dim),
         VALUE_PADDED=triton.next_power_of_2(value_dim),
+        TILE=TILE,
         INTERLEAVED=interleaved,
-        num_warps=1,
+        num_warps=warps_for(rotated_padded),
     )
+
+
+def warps_for(rotated_padded: int) -> int:
+    """Such that a thread turns at most 16 pairs."""
+    return max(1, min(8, TILE * rotated_padded // 512))
 
 
 def _check(
@@ -126,39 +139,45 @@ def _rotate_and_cache_kernel(
     ROTATED_PADDED: tl.constexpr,
     KEY_PADDED: tl.constexpr,
     VALUE_PADDED: tl.constexpr,
+    TILE: tl.constexpr,
     INTERLEAVED: tl.constexpr,
 ):
-    """One head of one token: those of the query first, then those of key and value."""
+    """TILE heads of one token: those of the query first, then those of key and value."""
+    query_tiles: tl.constexpr = (HEADS + TILE - 1) // TILE
     token = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
+    tile = tl.program_id(1)
     pairs = tl.arange(0, ROTATED_PADDED)
-    is_pair = pairs < ROTATED
-    c = tl.load(cos + token * cos_stride + pairs, mask=is_pair, other=0.0).to(tl.float32)
-    s = tl.load(sin + token * sin_stride + pairs, mask=is_pair, other=0.0).to(tl.float32)
+    c = tl.load(cos + token * cos_stride + pairs, mask=pairs < ROTATED, other=0.0).to(tl.float32)[None, :]
+    s = tl.load(sin + token * sin_stride + pairs, mask=pairs < ROTATED, other=0.0).to(tl.float32)[None, :]
     if INTERLEAVED:
-        left, right = 2 * pairs, 2 * pairs + 1
+        left, right = 2 * pairs[None, :], 2 * pairs[None, :] + 1
     else:
-        left, right = pairs, pairs + ROTATED
-    if head < HEADS:
+        left, right = pairs[None, :], pairs[None, :] + ROTATED
+    if tile < query_tiles:
+        head = tile * TILE + tl.arange(0, TILE)[:, None]
+        is_pair = (head < HEADS) & (pairs < ROTATED)[None, :]
         place = query + token * query_stride + head.to(tl.int64) * query_head_stride
         a = tl.load(place + left, mask=is_pair, other=0.0).to(tl.float32)
         b = tl.load(place + right, mask=is_pair, other=0.0).to(tl.float32)
         tl.store(place + left, (a * c - b * s).to(query.dtype.element_ty), mask=is_pair)
         tl.store(place + right, (b * c + a * s).to(query.dtype.element_ty), mask=is_pair)
     else:
-        kv_head = (head - HEADS).to(tl.int64)
+        kv_head = ((tile - query_tiles) * TILE + tl.arange(0, TILE)[:, None]).to(tl.int64)
         slot = tl.load(slots + token)
-        if slot >= 0:
-            source = key + token * key_stride + kv_head * key_head_stride
-            target = key_cache + (slot * KV_HEADS + kv_head) * KEY_DIM
-            a = tl.load(source + left, mask=is_pair, other=0.0).to(tl.float32)
-            b = tl.load(source + right, mask=is_pair, other=0.0).to(tl.float32)
-            tl.store(target + left, (a * c - b * s).to(key.dtype.element_ty), mask=is_pair)
-            tl.store(target + right, (b * c + a * s).to(key.dtype.element_ty), mask=is_pair)
-            if KEY_DIM > 2 * ROTATED:
-                rest = tl.arange(0, KEY_PADDED)
-                is_rest = (rest >= 2 * ROTATED) & (rest < KEY_DIM)
-                tl.store(target + rest, tl.load(source + rest, mask=is_rest, other=0.0), mask=is_rest)
-            dims = tl.arange(0, VALUE_PADDED)
-            v = tl.load(value + token * value_stride + kv_head * value_head_stride + dims, mask=dims < VALUE_DIM)
-            tl.store(value_cache + (slot * KV_HEADS + kv_head) * VALUE_DIM + dims, v, mask=dims < VALUE_DIM)
+        # (The interpreter cannot join a condition of one value with one of many.)
+        is_head = (kv_head < KV_HEADS) & (slot + tl.zeros([TILE, 1], tl.int64) >= 0)
+        is_pair = is_head & (pairs < ROTATED)[None, :]
+        source = key + token * key_stride + kv_head * key_head_stride
+        target = key_cache + (slot * KV_HEADS + kv_head) * KEY_DIM
+        a = tl.load(source + left, mask=is_pair, other=0.0).to(tl.float32)
+        b = tl.load(source + right, mask=is_pair, other=0.0).to(tl.float32)
+        tl.store(target + left, (a * c - b * s).to(key.dtype.element_ty), mask=is_pair)
+        tl.store(target + right, (b * c + a * s).to(key.dtype.element_ty), mask=is_pair)
+        if KEY_DIM > 2 * ROTATED:
+            rest = tl.arange(0, KEY_PADDED)[None, :]
+            is_rest = is_head & (rest >= 2 * ROTATED) & (rest < KEY_DIM)
+            tl.store(target + rest, tl.load(source + rest, mask=is_rest, other=0.0), mask=is_rest)
+        dims = tl.arange(0, VALUE_PADDED)[None, :]
+        is_value = is_head & (dims < VALUE_DIM)
+        v = tl.load(value + token * value_stride + kv_head * value_head_stride + dims, mask=is_value)
+        tl.store(value_cache + (slot * KV_HEADS + kv_head) * VALUE_DIM + dims, v, mask=is_value)

@@ -13,10 +13,13 @@ import torch
 import triton
 import triton.language as tl
 
+from .devices import on_its_device
+
 BLOCK = 2048
 BITS = 31
 
 
+@on_its_device
 def sample(
     logits: torch.Tensor,
     temperature: torch.Tensor,
@@ -147,7 +150,8 @@ def _greatest_cut(
     return low
 
 
-@triton.jit
+# Numbers of single rows are read one by one: compiling for where their columns begin would gain nothing.
+@triton.jit(do_not_specialize_on_alignment=["temperatures", "top_ks", "top_ps", "min_ps", "first", "second", "starts"])
 def _sample_kernel(  # noqa: PLR0915 (a kernel is one piece)
     logits,
     temperatures,
@@ -182,7 +186,11 @@ def _sample_kernel(  # noqa: PLR0915 (a kernel is one piece)
     # the middle of two of them cannot overflow.
     cut = top_order * 0 - 2147483648
     kept_ties = vocabulary
-    if (top_k > 0) & (top_k < vocabulary):
+    if top_k == 1:
+        # Greedy: its order is known.
+        cut = top_order
+        kept_ties = top_k
+    elif (top_k > 0) & (top_k < vocabulary):
         cut = _greatest_cut(logits, vocabulary, cut, top_order + 1, top_k, largest, temperature, least, False, BLOCK)
         number, _ = _above(logits, vocabulary, cut + 1, largest, temperature, least, BLOCK)
         kept_ties = top_k - number

@@ -200,7 +200,8 @@ class ServerMetrics(Collector):
         self._set("kv_capacity_tokens", ready.num_blocks * ready.block_size)
         if ready.device.startswith("cuda"):
             self._read_gpus()
-        self._set("engine_info", 1, (self._version, ready.dtype, str(ready.block_size), ready.device, ready.attention))
+        computed = (ready.dtype, str(ready.block_size), ready.device, ready.attention, ready.kv_cache_dtype)
+        self._set("engine_info", 1, (self._version, *computed))
 
     def _read_gpus(self) -> None:
         names = {"gpu_utilization_ratio": "busy", "gpu_memory_used_bytes": "used", "gpu_memory_total_bytes": "total"}

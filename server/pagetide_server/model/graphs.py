@@ -25,9 +25,9 @@ Recorder = Callable[[Work], Work]
 # A batch to logits [rows, vocab] of any float type; must not wait for the device.
 Forward = Callable[[Batch], torch.Tensor]
 
-# Up to this context a size has a graph of its own: one for the whole window launches parts of the attention for all of
+# Up to these contexts a size has graphs of its own: one for the whole window launches parts of the attention for all of
 # it, most of which find that their row ends earlier.
-SHORT_CONTEXT = 4096
+CONTEXTS = (4096, 32_768)
 # Of a batch, what has one entry a row, beside the block tables.
 _ROWS = ("input_ids", "positions", "slots", "context_lens")
 
@@ -50,8 +50,9 @@ def graph_sizes(max_num_seqs: int) -> list[int]:
 
 
 def graph_contexts(max_model_len: int) -> list[int]:
-    """Longest contexts to record each size for, ascending."""
-    return sorted({min(SHORT_CONTEXT, max_model_len), max_model_len})
+    """Longest contexts to record each size for, ascending; none that is hardly shorter than the window."""
+    shorter = [context for context in CONTEXTS if 2 * context <= max_model_len]
+    return [*shorter, max_model_len]
 
 
 class CudaRecorder:
@@ -59,6 +60,8 @@ class CudaRecorder:
 
     def __init__(self) -> None:
         self._pool: Any = None
+        # One for all, since torch keeps the memory that is freed on a stream for that stream.
+        self._side: Any = None
 
     def __call__(self, work: Work) -> Work:
         """The graph of `work`.
@@ -67,7 +70,7 @@ class CudaRecorder:
             RuntimeError: `work` waits for the device.
         """
         # Kernels are compiled and libraries choose theirs on a side stream, before anything is recorded.
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side = self._side = self._side or torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             work()

@@ -15,13 +15,15 @@ from pagetide_spec.errors import SettingError, shorten
 
 from ..checkpoint.files import Progress, check_whole, eos_token_ids, read_json, resolve, silent, weight_files
 from .cpu_network import CpuNetwork, cpu_network
+from .devices import find_device
 from .fused import fuse
+from .light_imports import import_transformers
 from .mapped import own_weights
 from .network import Layer, Shape, examine
 from .packed import pack_network
 from .projections import merge_projections
 from .residual import join_residuals
-from .rotary import defer_rotary
+from .rotary import defer_rotary, settle_frequencies
 from .stored import restore_computed, stored_dtype
 from .weights import dtype_name, load_weights, reported_weights
 
@@ -32,15 +34,17 @@ log = logging.getLogger(__name__)
 class LoadedModel:
     """A network on its device, in inference mode, and what the engine must know of it.
 
-    `dtype` is that of the KV cache; `vocab_size` is the width of the logits, `layers` the attention layers in order,
-    `attention_name` what the metric `engine_info` shows, `computed_parameters` how many weights a token is multiplied
-    with before its logits. `cpu` runs the network without transformers' forward pass, where that can be.
+    `dtype` is that of the layers' activations, `cache_dtype` that of the KV cache; `vocab_size` is the width of the
+    logits, `layers` the attention layers in order, `attention_name` what the metric `engine_info` shows,
+    `computed_parameters` how many weights a token is multiplied with before its logits. `cpu` runs the network without
+    transformers' forward pass, where that can be.
     """
 
     network: Any
     hf_config: Any
     device: torch.device
     dtype: torch.dtype
+    cache_dtype: torch.dtype
     max_model_len: int
     vocab_size: int
     eos_token_ids: tuple[int, ...]
@@ -55,10 +59,11 @@ def load(config: EngineConfig, progress: Progress = silent) -> LoadedModel:
 
     Raises:
         SettingError: the model is missing, incomplete or cannot be served; says what to change.
-        PagetideError: it cannot be downloaded or converted.
+        PagetideError: it cannot be downloaded or converted, or there is a GPU that torch cannot use.
     """
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = find_device()
     kernels = _kernels(device)
+    import_transformers(needs_triton=device.type == "cuda" or kernels == "triton")
     folder = resolve(config, progress)
     hf_config = read_config(folder, config)
     check_quantization(hf_config, config, device)
@@ -82,6 +87,7 @@ def load(config: EngineConfig, progress: Progress = silent) -> LoadedModel:
         hf_config=hf_config,
         device=device,
         dtype=dtype,
+        cache_dtype=cache_dtype_of(dtype, config),
         max_model_len=max_model_len,
         vocab_size=shape.vocab_size,
         eos_token_ids=_eos_token_ids(folder, hf_config, config, shape.vocab_size),
@@ -175,11 +181,19 @@ def _steady_positions(text: Any) -> int | None:
 
 
 def dtype_of(hf_config: Any, config: EngineConfig, device: torch.device) -> torch.dtype:
-    """The type of weights and KV cache; auto is float32 on a CPU and the model's own on a GPU."""
+    """The type of weights and activations; auto is float32 on a CPU and the model's own on a GPU."""
     if config.dtype != "auto":
         return getattr(torch, config.dtype)  # type: ignore[no-any-return]
     own = getattr(hf_config, "dtype", None)
     return own if device.type == "cuda" and isinstance(own, torch.dtype) else torch.float32
+
+
+def cache_dtype_of(dtype: torch.dtype, config: EngineConfig) -> torch.dtype:
+    """The type of the KV cache of a model of type `dtype`: that, but with int8 bfloat16 where none was asked for.
+
+    Beside the error of 8 bits that of bfloat16 does not show, and it has the range of float32. float16 has not.
+    """
+    return torch.bfloat16 if config.quantization == "int8" and config.dtype == "auto" else dtype
 
 
 def _eos_token_ids(folder: Path, hf_config: Any, config: EngineConfig, vocab_size: int) -> tuple[int, ...]:
@@ -216,13 +230,15 @@ def _pack(network: Any, shape: Shape, config: EngineConfig, dtype: torch.dtype, 
 
 def _use_fused_ops(network: Any) -> None:
     """Let the layers run on the Triton ops, as far as they are known; says how far."""
+    settle_frequencies(network)
     log.info("layers swapped for fused ones: %s", ", ".join(fuse(network)) or "none is known")
-    merged, joined, deferred = merge_projections(network), join_residuals(network), defer_rotary(network)
+    merged, (joined, passing), deferred = merge_projections(network), join_residuals(network), defer_rotary(network)
     log.info(
-        "layers whose query, key and value are one product: %d; that norm and add at once: %d; that leave rotation to "
-        "the cache's op: %d",
+        "layers whose query, key and value are one product: %d; whose outputs are added by the norms behind: %d of "
+        "attention, %d of the gated layer; that leave rotation to the cache's op: %d",
         merged,
         joined,
+        passing,
         deferred,
     )
 
@@ -233,5 +249,8 @@ def _kernels(device: torch.device) -> str:
         choice = dispatch.choose(device)
     except dispatch.KernelChoiceError as error:
         raise SettingError(dispatch.VARIABLE, error.value, error.problem) from error
-    log.info("kernels on %s: %s (%s)", device.type, choice.name, choice.reason)
+    is_slow = device.type == "cuda" and choice.name != "triton"
+    log.log(
+        logging.WARNING if is_slow else logging.INFO, "kernels on %s: %s (%s)", device.type, choice.name, choice.reason
+    )
     return choice.name

@@ -72,7 +72,7 @@ def kv_blocks(config: EngineConfig, loaded: LoadedModel, graph_bytes: int = 0) -
     Raises:
         SettingError: there is no room; says what to change.
     """
-    block = bytes_per_token(loaded.layers, loaded.dtype) * config.block_size
+    block = bytes_per_token(loaded.layers, loaded.cache_dtype) * config.block_size
     limits = batch_limits(config, loaded.device, loaded.max_model_len)
     on_gpu = loaded.device.type == "cuda"
     memory = gpu_memory(config, loaded, limits) if on_gpu else cpu_memory(loaded, limits)
@@ -193,7 +193,7 @@ def swap_blocks(config: EngineConfig, block_bytes: int, available: int, on_gpu: 
 def gpu_memory(config: EngineConfig, loaded: LoadedModel, limits: BatchLimits) -> Memory:
     """A GPU's memory, after the greatest step was run once."""
     _, total = torch.cuda.mem_get_info(loaded.device)
-    token = bytes_per_token(loaded.layers, loaded.dtype)
+    token = bytes_per_token(loaded.layers, loaded.cache_dtype)
     # No sequence becomes longer than the window, nor than all the memory beside the weights.
     longest = (total - torch.cuda.memory_allocated(loaded.device)) // token
     window = max(1, min(loaded.max_model_len, longest))

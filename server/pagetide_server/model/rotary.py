@@ -38,6 +38,19 @@ def defer_rotary(network: Any) -> int:
     return 0
 
 
+def settle_frequencies(network: torch.nn.Module) -> None:
+    """Keep "dynamic" frequencies as they are, which change for sequences longer than max_position_embeddings only.
+
+    No window is longer (`loader.window`). To find that out in every step, transformers would wait for the device.
+    """
+    for module in network.modules():
+        kind = getattr(module, "rope_type", None)
+        if isinstance(kind, str) and "dynamic" in kind:
+            module.rope_type = "settled"  # type: ignore[assignment]
+        elif isinstance(kind, dict):
+            module.rope_type = {k: "settled" if "dynamic" in v else v for k, v in kind.items()}  # type: ignore[assignment]
+
+
 def _code_of(layer: torch.nn.Module) -> types.FunctionType:
     """The function below the decorators of its forward."""
     found: Any = inspect.unwrap(type(layer).forward)

@@ -73,7 +73,7 @@ class Runner:
 
     def _allocate(self, blocks: int, device: torch.device) -> Caches:
         def empty(heads: int, dim: int) -> torch.Tensor:
-            return torch.empty(blocks, self.block_size, heads, dim, dtype=self.loaded.dtype, device=device)
+            return torch.empty(blocks, self.block_size, heads, dim, dtype=self.loaded.cache_dtype, device=device)
 
         return [
             (empty(layer.kv_heads, layer.key_dim), empty(layer.kv_heads, layer.value_dim))

@@ -165,7 +165,7 @@ class StepOutput(msgspec.Struct, tag=True, kw_only=True):
 class Ready(msgspec.Struct, tag=True, kw_only=True):
     """The model is loaded and the engine steps; what the API process must know of it.
 
-    `step_seconds` is an estimate for the longest step.
+    `kv_cache_dtype` is "" where there is no cache. `step_seconds` is an estimate for the longest step.
     """
 
     max_model_len: int
@@ -179,6 +179,7 @@ class Ready(msgspec.Struct, tag=True, kw_only=True):
     dtype: str
     device: str
     attention: str
+    kv_cache_dtype: str = ""
     step_seconds: float = 0.0
 
 

@@ -62,8 +62,9 @@ def test_sizes(most: int, sizes: list[int]) -> None:
     ("window", "contexts"),
     [
         pytest.param(512, [512], id="a short window"),
-        pytest.param(4096, [4096], id="just the short context"),
+        pytest.param(5000, [5000], id="hardly longer than the short context"),
         pytest.param(40_960, [4096, 40_960], id="a long window"),
+        pytest.param(131_072, [4096, 32_768, 131_072], id="a very long window"),
     ],
 )
 def test_contexts(window: int, contexts: list[int]) -> None:
@@ -73,7 +74,7 @@ def test_contexts(window: int, contexts: list[int]) -> None:
 @pytest.mark.parametrize(
     ("rows", "context", "played"),
     [
-        pytest.param(2, 5000, 0, id="the largest was recorded first, for the whole window before short contexts"),
+        pytest.param(2, 8192, 0, id="the largest was recorded first, for the whole window before short contexts"),
         pytest.param(2, 4096, 1, id="a short context"),
         pytest.param(1, 4097, 2, id="one row"),
         pytest.param(1, 7, 3, id="one row of a short context"),
@@ -81,9 +82,9 @@ def test_contexts(window: int, contexts: list[int]) -> None:
 )
 def test_the_smallest_recording_that_holds_a_batch_is_replayed(rows: int, context: int, played: int, toy: Toy) -> None:
     recorder = CallRecorder()
-    limits = GraphLimits(2, 5000, 8, 9, 5)
+    limits = GraphLimits(2, 8192, 8, 9, 5)
     graphs = DecodeGraphs(lambda batch: torch.zeros(len(batch.context_lens), 5), limits, CPU, recorder)
-    sequences = [toy.make_sequence([7] * context, list(range(1000))) for _ in range(rows)]
+    sequences = [toy.make_sequence([7] * context, list(range(1024))) for _ in range(rows)]
     batch = host_batch(Step(rows=[Row(s, context - 1, 1, samples=True) for s in sequences]), 8)
     assert graphs.run(batch).shape == (rows, 5)
     assert (recorder.count, recorder.played) == (4, [played])
@@ -172,7 +173,8 @@ def test_tokens_that_only_the_device_knows_are_taken_from_it(
     tokens = [101, 102, 103]
     expected = _decoded(runner, known, tokens)
     unknown: list[Sequence] = [toy.make_sequence(s.tokens[:3], s.blocks) for s in known]
-    carried = Carried(torch.tensor([102, 5, 103, 101]), {unknown[1]: 0, unknown[2]: 2, unknown[0]: 3})
+    device = runner.loaded.device
+    carried = Carried(torch.tensor([102, 5, 103, 101], device=device), {unknown[1]: 0, unknown[2]: 2, unknown[0]: 3})
     for sequence in unknown:
         sequence.tokens.append(UNKNOWN_TOKEN)
     step = Step(rows=[Row(s, 3, 1, samples=True) for s in unknown])

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pagetide_kernels import dispatch
 from pagetide_server.engine.sequence import UNKNOWN_TOKEN, Carried, Row, Step
 from pagetide_server.model import batch as batch_module
+from pagetide_server.model.graphs import CudaRecorder
 from pagetide_server.model.loader import LoadedModel, _use_fused_ops
 from pagetide_server.model.runner import Runner
 
@@ -89,7 +90,7 @@ def gpu_of_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
 def placed(loaded: LoadedModel) -> LoadedModel:
     """A copy of the model on the GPU of shapes, in the type that its kernels for experts take."""
     network = copy.deepcopy(loaded.network).to(GPU, torch.bfloat16)
-    return dataclasses.replace(loaded, network=network, device=GPU, dtype=torch.bfloat16)
+    return dataclasses.replace(loaded, network=network, device=GPU, dtype=torch.bfloat16, cache_dtype=torch.bfloat16)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +116,35 @@ def test_a_look_is_found(look: Callable[[torch.Tensor], object], gpu_of_shapes: 
 
 
 def test_no_step_waits(tiny_kind: str, loaded_tiny: Load, toy: Toy, gpu_of_shapes: None) -> None:
-    on_gpu = placed(loaded_tiny(tiny_kind))
+    check_steps(placed(loaded_tiny(tiny_kind)), toy)
+
+
+@pytest.mark.parametrize(
+    "rope_type",
+    ["dynamic", {"full_attention": "dynamic", "other": "linear"}],
+    ids=["one for all", "one a kind of layer"],
+)
+def test_frequencies_that_could_change_with_the_batch_do_not(
+    rope_type: str | dict[str, str], loaded_tiny: Load, toy: Toy, gpu_of_shapes: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_gpu = placed(loaded_tiny("llama"))
+    rotary = on_gpu.network.model.rotary_emb
+    if isinstance(rope_type, dict):
+        plain = type(rotary).forward
+        monkeypatch.setattr(type(rotary), "forward", lambda self, x, position_ids: plain(
+            _of(self, "full_attention"), x, position_ids))  # fmt: skip
+    rotary.rope_type = rope_type
+    check_steps(on_gpu, toy)
+
+
+def _of(rotary: Any, kind: str) -> Any:
+    made = copy.copy(rotary)
+    made.rope_type = rotary.rope_type[kind]
+    return made
+
+
+def check_steps(on_gpu: LoadedModel, toy: Toy) -> None:
+    """Assert that no step of it waits."""
     _use_fused_ops(on_gpu.network)
     runner = Runner(on_gpu, 8, 0, 16)
     decode, newest, chunk = (toy.make_sequence([5] * 20, [i, i + 1]) for i in (0, 2, 4))
@@ -131,14 +160,18 @@ def test_no_step_waits(tiny_kind: str, loaded_tiny: Load, toy: Toy, gpu_of_shape
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: torch tells of waits there")
-def test_no_step_waits_on_a_gpu(loaded_tiny: Load, toy: Toy) -> None:
+@pytest.mark.parametrize("recorded", [False, True], ids=["eager", "recorded decodes"])
+def test_no_step_waits_on_a_gpu(recorded: bool, loaded_tiny: Load, toy: Toy) -> None:
     runner = Runner(loaded_tiny("qwen3"), 8, 0, 16)
+    if recorded:
+        runner.record(2, 64, CudaRecorder())
     decode, chunk = (toy.make_sequence([5] * 20, [i, i + 1]) for i in (0, 2))
     for repetition in range(2):
         # At first kernels are compiled, and libraries wait for what they set up.
         torch.cuda.set_sync_debug_mode("error" if repetition else "default")
         try:
-            runner.execute(Step([Row(chunk, 0, 3, samples=False)]))
+            runner.execute(Step([Row(chunk, 0, 3, samples=False)], copies=[(0, 5), (2, 6)]))
             runner.execute(Step([Row(decode, 19, 1, samples=True), Row(chunk, 3, 17, samples=True)]))
+            runner.execute(Step([Row(decode, 19, 1, samples=True)]))
         finally:
             torch.cuda.set_sync_debug_mode("default")

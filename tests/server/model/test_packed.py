@@ -55,7 +55,7 @@ def test_known_layers_are_swapped_whole(kind: str, loaded_tiny: Load) -> None:
 def test_sixteen_bits_come_near_to_float32(kind: str, dtype: str, loaded_tiny: Load, toy: Toy) -> None:
     prompt = prompts()[2]
     loaded = loaded_tiny(kind, dtype=dtype)
-    assert loaded.dtype == getattr(torch, dtype)
+    assert (loaded.dtype, loaded.cache_dtype) == (getattr(torch, dtype),) * 2
     error = relative_error(logits(loaded, prompt, toy), logits(loaded_tiny(kind), prompt, toy))
     # (Experts are chosen anew where two are nearly equal, so those of a mixture differ more.)
     assert 0 < error < {"float16": 0.01, "bfloat16": 0.06}[dtype] * (6 if kind == "mixtral" else 1)
@@ -70,7 +70,7 @@ def test_eight_bits_come_near_to_float32(
     exact = logits(loaded_tiny(kind), prompt, toy)
     monkeypatch.setenv("PAGETIDE_KERNELS", kernels)
     loaded = loaded_tiny(kind, quantization="int8")
-    assert loaded.dtype == torch.float32
+    assert (loaded.dtype, loaded.cache_dtype) == (torch.float32, torch.bfloat16)
     assert not [n for n, m in loaded.network.named_modules() if type(m) is torch.nn.Linear]
     # Random weights of large spread, in which errors grow from layer to layer.
     assert 0 < relative_error(logits(loaded, prompt, toy), exact) < 0.12

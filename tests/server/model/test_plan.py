@@ -52,7 +52,9 @@ def test_weights_of_eight_bits_are_counted_as_such(tiny_model: Tiny, capsys: pyt
         scaled = sum(m.numel() + 4 * m.shape[0] * -(-m.shape[1] // 32) for m in matrices)
         assert found["weight_bytes"] == scaled + size * sum(p.numel() for p in parts if p.dim() == 1)
     assert main([str(tiny_model("qwen3")), "--quantization=int8", "--dtype=float16"]) == 0
-    assert "parameters, int8 and float16)" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "parameters, int8 and float16)" in said
+    assert "GiB of float16, " in said
 
 
 def test_eight_bits_are_planned_for_the_cpu_that_they_run_on(
@@ -65,7 +67,8 @@ def test_eight_bits_are_planned_for_the_cpu_that_they_run_on(
     plan = make_plan(config, 9 * GIB)
     loaded = load(config)
     assert (plan.dtype, loaded.dtype) == ("float32", torch.float32)
-    assert plan.bytes_per_token == bytes_per_token(loaded.layers, loaded.dtype)
+    assert (plan.cache_dtype, loaded.cache_dtype) == ("bfloat16", torch.bfloat16)
+    assert plan.bytes_per_token == bytes_per_token(loaded.layers, torch.bfloat16) == 3 * 2 * 16 * 2
     monkeypatch.setattr(memory, "available_bytes", lambda: 9 * GIB - plan.weight_bytes)
     assert plan.blocks == memory.kv_blocks(config, loaded)[0] == 64 * 32  # sequences of 512 tokens
     assert plan.runtime_bytes == 0
@@ -82,7 +85,7 @@ def test_agrees_with_the_loaded_model(
     loaded = loaded_tiny("qwen3")
     weights = sum(p.nbytes for p in AutoModelForCausalLM.from_pretrained(tiny_model("qwen3")).parameters())
     assert (plan["weight_bytes"], plan["dtype"], plan["layers"]) == (weights, "float32", 3)
-    assert plan["bytes_per_token"] == bytes_per_token(loaded.layers, loaded.dtype)
+    assert plan["bytes_per_token"] == bytes_per_token(loaded.layers, loaded.cache_dtype)
     held = plan["weight_bytes"] + plan["activation_bytes"] + plan["runtime_bytes"]
     block = 16 * plan["bytes_per_token"]
     assert 0 <= int(900e6 * 0.9) - held - plan["blocks"] * block < block
