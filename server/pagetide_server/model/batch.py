@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from itertools import chain
+from itertools import accumulate, chain
 
 import numpy as np
 import torch
@@ -99,33 +99,45 @@ def host_batch(step: Step, block_size: int, carried: Carried | None = None) -> H
             each is a fault of the caller.
     """
     rows = step.rows
-    starts, counts = np.array([(row.start, row.count) for row in rows]).T
-    if counts.min() < 1:
+    counts, contexts = [row.count for row in rows], [row.start + row.count for row in rows]
+    if min(counts) < 1:
         raise ValueError("a row computes no token")
-    contexts = starts + counts
-    query_starts = np.concatenate(([0], np.cumsum(counts)))
-    tables = _block_tables(rows, -(-contexts // block_size))
-    of_row = np.repeat(np.arange(len(rows)), counts)
-    positions = np.arange(query_starts[-1]) - np.repeat(query_starts[:-1] - starts, counts)
-    slots = tables[of_row, positions // block_size].astype(np.int64) * block_size + positions % block_size
-    tokens = np.fromiter(chain.from_iterable(_tokens(row) for row in rows), np.int64, int(query_starts[-1]))
-    unknown = np.flatnonzero(tokens == UNKNOWN_TOKEN)
-    wanted, sampling, prompt = _wanted(rows, query_starts.tolist())
+    query_starts = list(accumulate(counts, initial=0))
+    tables = _block_tables(rows, [-(-context // block_size) for context in contexts])
+    tokens = list(chain.from_iterable(map(_tokens, rows)))
+    is_decode = len(tokens) == len(rows)
+    positions, slots = _decode_places(rows, block_size) if is_decode else _places(rows, tables, block_size)
+    # (Only the last token of a sequence can be unknown.)
+    unknown = [i for i, end in enumerate(query_starts[1:]) if tokens[end - 1] == UNKNOWN_TOKEN]
+    wanted, sampling, prompt = _wanted(rows, query_starts)
     return HostBatch(
-        input_ids=tokens,
-        positions=np.asarray(positions, np.int64),
+        input_ids=np.array(tokens, np.int64),
+        positions=positions,
         slots=slots,
-        logits_rows=np.asarray(wanted, np.int64),
-        sampling=np.asarray(sampling, np.int64),
+        logits_rows=np.array(wanted, np.int64),
+        sampling=np.array(sampling, np.int64),
         block_tables=tables,
-        context_lens=np.asarray(contexts, np.int32),
-        query_starts=np.asarray(query_starts, np.int32),
-        max_query_len=int(counts.max()),
-        max_context_len=int(contexts.max()),
+        context_lens=np.array(contexts, np.int32),
+        query_starts=np.array(query_starts, np.int32),
+        max_query_len=max(counts),
+        max_context_len=max(contexts),
         prompt=prompt,
-        unknown=np.asarray(unknown, np.int64),
-        sources=_sources([rows[i].sequence for i in of_row[unknown].tolist()], carried),
+        unknown=np.array([query_starts[i + 1] - 1 for i in unknown], np.int64),
+        sources=_sources([rows[i].sequence for i in unknown], carried),
     )
+
+
+def _decode_places(rows: list[Row], size: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """`_places` of rows of one token, which for few rows is faster without numpy."""
+    slots = [row.sequence.blocks[row.start // size] * size + row.start % size for row in rows]
+    return np.array([row.start for row in rows], np.int64), np.array(slots, np.int64)
+
+
+def _places(rows: list[Row], tables: NDArray[np.int32], size: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(positions [T], slots [T]) of tokens in their sequences and in the cache"""
+    positions = np.concatenate([np.arange(row.start, row.start + row.count) for row in rows])
+    blocks = tables[np.repeat(np.arange(len(rows)), [row.count for row in rows]), positions // size]
+    return positions, blocks.astype(np.int64) * size + positions % size
 
 
 def _sources(sequences: list[Sequence], carried: Carried | None) -> NDArray[np.int64]:
@@ -143,16 +155,17 @@ def _tokens(row: Row) -> list[int]:
     return [tokens[start]] if row.count == 1 else tokens[start : start + row.count]
 
 
-def _block_tables(rows: list[Row], needed: NDArray[np.int64]) -> NDArray[np.int32]:
+def _block_tables(rows: list[Row], needed: list[int]) -> NDArray[np.int32]:
     """[rows, most blocks needed]"""
-    for row, count in zip(rows, needed.tolist(), strict=True):
-        if len(row.sequence.blocks) < count:
-            raise ValueError(f"sequence has {len(row.sequence.blocks)} blocks and needs {count}")
-    filled = np.arange(int(needed.max())) < needed[:, None]
-    tables = np.zeros(filled.shape, np.int32)
-    blocks = chain.from_iterable(row.sequence.blocks[:n] for row, n in zip(rows, needed.tolist(), strict=True))
-    tables[filled] = np.fromiter(blocks, np.int32, int(needed.sum()))
-    return tables
+    width = max(needed)
+    flat: list[int] = []
+    for row, count in zip(rows, needed, strict=True):
+        blocks = row.sequence.blocks
+        if len(blocks) < count:
+            raise ValueError(f"sequence has {len(blocks)} blocks and needs {count}")
+        flat += blocks if len(blocks) == count else blocks[:count]
+        flat += [0] * (width - count)
+    return np.array(flat, np.int32).reshape(len(rows), width)
 
 
 def _wanted(rows: list[Row], query_starts: list[int]) -> tuple[list[int], list[int], dict[int, tuple[int, int]]]:

@@ -2,7 +2,8 @@
 
 A decoder layer of transformers is some sixty small torch ops and thirty module calls. Here it is ten calls: query, key
 and value are one matrix product, gate and up are one, and what lies between the products reads its rows once. What a
-layer computes and from which weights stays the same. A type that is not known stays as it is.
+layer computes and from which weights stays the same. A type that is not known stays as it is. Where nothing unknown
+lies around the layers either (`cpu_network`), one call runs them all.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from pagetide_kernels.cpu.decoder_layers import DecoderLayers
 from .batch import Batch
 from .cpu_layers import CpuLayer, norm_of
 from .head import Head
+from .kinds import kind_of
 from .rotary_table import RotaryTable
 
 Caches = list[tuple[torch.Tensor, torch.Tensor]]
@@ -80,9 +81,9 @@ class CachedNetwork:
 @torch.inference_mode()
 def cpu_network(network: Any, max_model_len: int) -> CpuNetwork | None:
     """`network` by itself, where all its layers were swapped and nothing else is computed around them; else None."""
-    layers = [module for module in network.modules() if isinstance(module, CpuLayer)]
+    layers = sorted((m for m in network.modules() if isinstance(m, CpuLayer)), key=lambda layer: layer.layer_idx)
     base = network.base_model
-    if not layers or not hasattr(base, "norm") or not hasattr(base, "rotary_emb"):
+    if not layers or not hasattr(base, "rotary_emb") or not kind_of(getattr(base, "norm", base)).endswith("RMSNorm"):
         return None
     made = CpuNetwork(network, layers, max_model_len)
     return made if _is_all(made, network, layers) else None

@@ -100,13 +100,13 @@ class Runner:
         if self._graphs is not None and self._graphs.fits(host):
             return StepLogits(self._graphs.run(host, carried), {})
         batch = host.to(self.loaded.device, carried)
+        # Without prompt logits and siblings each wanted row is one sampling row already.
+        simple = not batch.prompt and len(batch.sampling) == len(batch.logits_rows)
         if (cpu := self._cpu) is not None and cpu.head.chooses and not batch.prompt:
             hidden = cpu.hidden(batch)
-            return StepLogits(LazyLogits(hidden.index_select(0, batch.sampling), cpu.head), {})
+            return StepLogits(LazyLogits(hidden if simple else hidden.index_select(0, batch.sampling), cpu.head), {})
         logits = self._forward(batch)
         prompt = {row: logits[first : first + count] for row, (first, count) in batch.prompt.items()}
-        # Without prompt logits and siblings each wanted row is one sampling row already.
-        simple = not prompt and len(batch.sampling) == len(batch.logits_rows)
         return StepLogits(logits if simple else logits.index_select(0, batch.sampling), prompt)
 
     def _forward(self, batch: Batch) -> torch.Tensor:

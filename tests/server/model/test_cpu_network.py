@@ -1,0 +1,111 @@
+"""A network whose layers were all swapped, by itself and by transformers' forward pass."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import types
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from pagetide_kernels import dispatch
+from pagetide_server.engine.sequence import Row, Step
+from pagetide_server.model.cpu_network import cpu_network
+from pagetide_server.model.loader import LoadedModel
+from pagetide_server.model.rotary_table import RotaryTable
+
+pytestmark = pytest.mark.skipif(dispatch.choose(torch.device("cpu")).name != "cpp", reason="no C++ compiler")
+
+Load = Callable[..., LoadedModel]
+Toy = types.SimpleNamespace
+KNOWN = ["llama", "qwen2", "qwen2-sliding", "qwen3", "mistral", "gemma2", "gemma3", "phi3"]
+
+
+def prompt_logits(loaded: LoadedModel, toy: Toy) -> torch.Tensor:
+    """Of all positions of a prompt in two pieces: [tokens, vocab]."""
+    chance = random.Random(8)
+    prompt = [chance.randrange(8, 380) for _ in range(45)]
+    runner = toy.poisoned_runner(loaded, 8, 16)
+    sequence = toy.make_sequence(prompt, [3, 1, 5], prompt_logprobs=1)
+    pieces = [Row(sequence, 0, 30, samples=False), Row(sequence, 30, 15, samples=True)]
+    return torch.cat([runner.execute(Step([piece])).prompt[0] for piece in pieces])
+
+
+@pytest.mark.parametrize("kind", KNOWN)
+def test_both_ways_give_the_same_logits(kind: str, loaded_tiny: Load, toy: Toy) -> None:
+    loaded = loaded_tiny(kind)
+    assert loaded.cpu is not None
+    by_transformers = prompt_logits(dataclasses.replace(loaded, cpu=None), toy)
+    torch.testing.assert_close(prompt_logits(loaded, toy), by_transformers, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["olmo2", "granite", "mixtral", "gpt-neox"])
+def test_a_network_of_other_layers_is_left_to_transformers(kind: str, loaded_tiny: Load) -> None:
+    assert loaded_tiny(kind).cpu is None
+
+
+class _Scaled(torch.nn.Module):
+    """Doubles what another module gives."""
+
+    def __init__(self, module: Any) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *args: Any, **others: Any) -> torch.Tensor:
+        return 2 * self.module(*args, **others)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("name", "changed"),
+    [
+        pytest.param("norm", lambda base: _Scaled(base.norm), id="another norm"),
+        pytest.param("layers", lambda base: torch.nn.ModuleList(reversed(base.layers)), id="another order of layers"),
+        pytest.param(
+            "layers", lambda base: torch.nn.ModuleList([*base.layers, _Scaled(base.layers[0])]), id="one more"
+        ),
+        pytest.param("forward", lambda base: _shifted(base), id="other positions"),
+    ],
+)
+def test_a_network_that_computes_something_else_around_its_layers_is_left_to_transformers(
+    name: str, changed: Callable[[Any], Any], loaded_tiny: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = loaded_tiny("llama").network
+    assert cpu_network(network, 512) is not None
+    if name == "forward":
+        monkeypatch.setattr(network.base_model, name, changed(network.base_model))
+    else:
+        monkeypatch.setitem(network.base_model._modules, name, changed(network.base_model))
+        network.base_model.config.num_hidden_layers = len(network.base_model.layers)
+    try:
+        assert cpu_network(network, 512) is None
+    finally:
+        network.base_model.config.num_hidden_layers = 3
+
+
+def _shifted(base: Any) -> Callable[..., Any]:
+    forward = base.forward
+    return lambda position_ids, **others: forward(position_ids=position_ids + 1, **others)
+
+
+def test_angles_are_asked_for_once_a_position_and_never_beyond_the_window() -> None:
+    asked: list[list[int]] = []
+
+    def rotary(like: torch.Tensor, position_ids: torch.Tensor, kind: str) -> tuple[torch.Tensor, torch.Tensor]:
+        asked.append(position_ids[0].tolist())
+        angle = position_ids[..., None] * torch.tensor([1.0, 0.5] * 2) * (2.0 if kind == "wide" else 1.0)
+        return angle.cos(), angle.sin()
+
+    table = RotaryTable(rotary, ["wide", "narrow", "wide"], limit=1500)
+    rows = table.rows(torch.tensor([7, 3]), 8)
+    table.rows(torch.tensor([1023]), 1024)
+    later = table.rows(torch.tensor([1030]), 1031)
+    assert [positions[-1] for positions in asked] == [0, 0, 1023, 1023, 1499, 1499]
+    assert asked[4][0] == 1024
+    for row, position in ((rows[0], 7), (rows[1], 3), (later[0], 1030)):
+        for index, factor in enumerate((2.0, 1.0, 2.0)):
+            cos, sin = table.of_layer(row[None], index)
+            torch.testing.assert_close(cos[0], (torch.tensor([1.0, 0.5]) * factor * position).cos())
+            torch.testing.assert_close(sin[0], (torch.tensor([1.0, 0.5]) * factor * position).sin())
