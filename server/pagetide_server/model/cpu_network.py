@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from pagetide_kernels.caches import Caches
 from pagetide_kernels.cpu import layer_ops
 from pagetide_kernels.cpu.decoder_layers import DecoderLayers
 
@@ -23,8 +24,6 @@ from .cpu_layers import CpuLayer, norm_of
 from .head import Head
 from .kinds import kind_of
 from .rotary_table import RotaryTable
-
-Caches = list[tuple[torch.Tensor, torch.Tensor]]
 
 
 class CpuNetwork:
