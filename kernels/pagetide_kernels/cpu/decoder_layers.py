@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import functools
+import weakref
 from collections.abc import Callable, Sequence
 
 import torch
@@ -55,7 +56,11 @@ class Layer:
 
 
 class DecoderLayers:
-    """Decoder layers and the norm behind them, over one KV cache."""
+    """Decoder layers and the norm behind them, over one KV cache.
+
+    Holds the memory of what lies between the ops, as much as its largest step took, until nobody holds it any more. Two
+    threads must not run one at once: they would share that memory.
+    """
 
     def __init__(self, layers: Sequence[Layer], norm: torch.Tensor, eps: float, caches: Caches) -> None:
         """Prepare what does not change from step to step.
@@ -67,6 +72,7 @@ class DecoderLayers:
 
         Raises:
             ValueError: shapes, dtypes or strides do not fit together.
+            MemoryError: there is no room.
         """
         keys = caches[0][0]
         self._size = layers[0].qkv.weight.columns
@@ -77,17 +83,10 @@ class DecoderLayers:
         # The structures point into these.
         self._held = layers, norm, caches
         self._layers = (_Layer * len(layers))(*map(_layer, layers, caches))
-        kind = _KINDS[keys.dtype]
-        self._network = _Network(
-            ctypes.addressof(self._layers),
-            len(layers),
-            self._size,
-            keys.shape[1],
-            keys.shape[0],
-            kind,
-            norm.data_ptr(),
-            eps,
-        )
+        sizes = len(layers), self._size, keys.shape[1], keys.shape[0], _KINDS[keys.dtype]
+        self._network = _Network(ctypes.addressof(self._layers), *sizes, norm.data_ptr(), eps)
+        self._space = _make_space()
+        weakref.finalize(self, _free_space, self._space)
 
     def run(
         self,
@@ -126,7 +125,7 @@ class DecoderLayers:
         out = torch.empty(len(rows), self._size)
         pointers = (t.data_ptr() for t in (hidden, out, angles, slots, rows, block_tables, context_lens, query_starts))
         sizes = tokens, len(rows), angles.stride(0), sequences, block_tables.shape[1], torch.get_num_threads()
-        failed = _function()(self._network, _Step(*pointers, *sizes))
+        failed = _function()(self._network, _Step(*pointers, *sizes), self._space)
         if failed == _NO_MEMORY:
             raise MemoryError("no room for what lies between the ops of a decoder layer")
         if failed == _NO_SLOT:
@@ -176,8 +175,21 @@ class _Step(ctypes.Structure):
 @functools.cache
 def _function() -> Callable[..., int]:
     function = build.library().pagetide_decoder_layers
-    function.argtypes = [ctypes.POINTER(_Network), ctypes.POINTER(_Step)]
+    function.argtypes = [ctypes.POINTER(_Network), ctypes.POINTER(_Step), _P]
     return function
+
+
+def _make_space() -> int:
+    make = build.library().pagetide_make_space
+    make.restype = _P
+    made: int | None = make()
+    if made is None:
+        raise MemoryError("no room for what lies between the ops of a decoder layer")
+    return made
+
+
+def _free_space(space: int) -> None:
+    build.library().pagetide_free_space(_P(space))
 
 
 def _pointer(tensor: torch.Tensor | None) -> int | None:
