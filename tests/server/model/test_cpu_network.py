@@ -47,6 +47,10 @@ def test_a_network_of_other_layers_is_left_to_transformers(kind: str, loaded_tin
     assert loaded_tiny(kind).cpu is None
 
 
+def test_a_window_may_be_shorter_than_the_trial(loaded_tiny: Load) -> None:
+    assert cpu_network(loaded_tiny("llama").network, 4) is not None
+
+
 class _Scaled(torch.nn.Module):
     """Doubles what another module gives."""
 
