@@ -3,7 +3,8 @@
 //
 // Both products are those of panels.h: keys are transposed into panels once a tile, so that scores lie side by side in
 // vectors and need no sums across them; values are panels as they are. Keys are taken at fixed positions, and in the same
-// order for any number of rows: what a row computes depends neither on the other rows of its tile nor on where tiles begin.
+// order for any number of rows: with finite values, what a row computes depends neither on the other rows of its tile nor on
+// where tiles begin. (Values of keys that it does not see are taken 0 times, which makes NaN of NaN and infinity.)
 
 #pragma once
 
