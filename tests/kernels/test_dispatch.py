@@ -64,6 +64,14 @@ def test_what_cannot_be_is_refused_in_one_line(
     assert "\n" not in str(raised.value)
 
 
+def test_triton_is_refused_where_it_is_not_installed(anew: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "triton", None)  # as if it were not
+    monkeypatch.setenv(dispatch.VARIABLE, "triton")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    with pytest.raises(dispatch.KernelChoiceError, match="'triton': the package triton is not installed; pip install"):
+        dispatch.choose(CPU)
+
+
 GPU = torch.device("cuda")
 
 
