@@ -16,9 +16,6 @@ from .wire.messages import AddRequest, SamplingParams
 
 log = logging.getLogger(__name__)
 
-# A context that long decodes are cut from (pagetide_kernels.gpu.paged_attention.SPLIT), and one more.
-LONG = 1025
-CHUNK = 16
 _DRAWN = SamplingParams(temperature=1.0, top_k=5, top_p=0.9, seed=0)
 
 
@@ -30,6 +27,8 @@ def first_steps(idle_block: int, block_size: int, window: int) -> list[Step]:
         block_size: tokens that it holds.
         window: longest sequence of the engine.
     """
+    # Only where there is Triton.
+    from pagetide_kernels.gpu.paged_attention import CHUNK_ROWS, SPLIT
 
     def row(start: int, count: int) -> Row:
         request = AddRequest(request_id="warm up", prompt_token_ids=[0], params=_DRAWN, arrival=0.0)
@@ -38,7 +37,7 @@ def first_steps(idle_block: int, block_size: int, window: int) -> list[Step]:
         sequence.blocks = [idle_block] * -(-(start + count) // block_size)
         return Row(sequence, start, count, samples=True)
 
-    chunk, long = min(CHUNK, window), min(LONG, window)
+    chunk, long = min(2 * CHUNK_ROWS, window), min(SPLIT + 1, window)
     return [
         Step([row(0, chunk)], copies=[(idle_block, 0)]),
         Step([row(chunk - 1, 1), row(0, min(2, window))]),

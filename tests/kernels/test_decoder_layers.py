@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from pagetide_kernels import dispatch
-from pagetide_kernels.cpu import layer_ops
+from pagetide_kernels.cpu import decoder_layers, layer_ops
 from pagetide_kernels.cpu.decoder_layers import DecoderLayers, Layer, Projection
 from pagetide_kernels.packed_linear import linear, pack
 from pagetide_kernels.paged_attention import paged_attention
@@ -137,6 +138,23 @@ def test_it_equals_the_ops_one_by_one(
     assert torch.equal(got, expected)
     for mine, its in zip(own, caches, strict=True):
         assert all(torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0)) for a, b in zip(mine, its, strict=True))
+
+
+def test_the_memory_between_the_ops_is_freed_with_its_layers(
+    make_case: MakeCase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    freed: list[int] = []
+    free = decoder_layers._free_space
+    monkeypatch.setattr(decoder_layers, "_free_space", lambda space: (freed.append(space), free(space)))
+    step, caches = a_step(make_case, [(9, 2)], [1], 1, torch.float32)
+    layers, others = (DecoderLayers([a_layer()], torch.ones(SIZE), EPS, caches) for _ in range(2))
+    own, theirs = layers._space, others._space
+    layers.run(**copy.deepcopy(step))
+    expected = others.run(**copy.deepcopy(step))
+    assert freed == []
+    del layers
+    assert freed == [own] != [theirs]
+    assert torch.equal(others.run(**copy.deepcopy(step)), expected)
 
 
 @pytest.mark.parametrize(

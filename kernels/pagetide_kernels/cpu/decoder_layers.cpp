@@ -4,6 +4,8 @@
 // share. Behind attention nothing that a row computes depends on other rows. So there it goes on by CHUNK rows, whose
 // numbers stay in the cache, and in the last layer only with the rows that are wanted.
 
+#include <new>
+
 #include "ops.h"
 #include "vectors.h"
 
@@ -46,6 +48,7 @@ struct Step {
     int threads;
 };
 
+// What lies between the ops, as much of it as the largest step took.
 struct Space { Buffer x, qkv, attended, chosen, gate_up, gated; };
 
 #define OF_KIND(op, kind) \
@@ -131,9 +134,14 @@ int run(const Network& net, const Step& step, Space& space) {
 
 // Returns 0; 1 where memory ran out; 2 where tables, contexts and starts do not fit the caches; 3 where a slot does not
 // exist; 4 where a wanted row does not. The caches of the first layers may be written before that is found.
-extern "C" int pagetide_decoder_layers(const Network* network, const Step* step) {
-    static thread_local Space space;
+// `space` is changed: of the calls that share one, one runs at a time.
+extern "C" int pagetide_decoder_layers(const Network* network, const Step* step, Space* space) {
     try {
-        return run(*network, *step, space);
+        return run(*network, *step, *space);
     } catch (const std::bad_alloc&) { return NO_MEMORY; }
 }
+
+// Memory for calls of `pagetide_decoder_layers`, empty at first; null where there is none.
+extern "C" Space* pagetide_make_space() { return new (std::nothrow) Space; }
+
+extern "C" void pagetide_free_space(Space* space) { delete space; }

@@ -5,17 +5,19 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import functools
+import weakref
 from collections.abc import Callable, Sequence
 
 import torch
 
+from ..caches import Caches
 from ..packed_linear import PackedWeight
 from . import build
+from .checks import check
 
 _P, _I64, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 _NO_MEMORY, _UNSOUND, _NO_SLOT = 1, 2, 3
 _KINDS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.uint8: 3}
-Caches = Sequence[tuple[torch.Tensor, torch.Tensor]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +56,11 @@ class Layer:
 
 
 class DecoderLayers:
-    """Decoder layers and the norm behind them, over one KV cache."""
+    """Decoder layers and the norm behind them, over one KV cache.
+
+    Holds the memory of what lies between the ops, as much as its largest step took, until nobody holds it any more. Two
+    threads must not run one at once: they would share that memory.
+    """
 
     def __init__(self, layers: Sequence[Layer], norm: torch.Tensor, eps: float, caches: Caches) -> None:
         """Prepare what does not change from step to step.
@@ -66,29 +72,21 @@ class DecoderLayers:
 
         Raises:
             ValueError: shapes, dtypes or strides do not fit together.
+            MemoryError: there is no room.
         """
         keys = caches[0][0]
-        self._size, self._sizes_of_angles = (
-            layers[0].qkv.weight.columns,
-            [la.first_angle + 2 * la.pairs for la in layers],
-        )
+        self._size = layers[0].qkv.weight.columns
+        self._least_angles = max(layer.first_angle + 2 * layer.pairs for layer in layers)
         for layer, pair in zip(layers, caches, strict=True):
             _check_layer(layer, pair, keys, self._size)
-        _check("norm", norm, self._size)
+        check("norm", norm, self._size)
         # The structures point into these.
         self._held = layers, norm, caches
         self._layers = (_Layer * len(layers))(*map(_layer, layers, caches))
-        kind = _KINDS[keys.dtype]
-        self._network = _Network(
-            ctypes.addressof(self._layers),
-            len(layers),
-            self._size,
-            keys.shape[1],
-            keys.shape[0],
-            kind,
-            norm.data_ptr(),
-            eps,
-        )
+        sizes = len(layers), self._size, keys.shape[1], keys.shape[0], _KINDS[keys.dtype]
+        self._network = _Network(ctypes.addressof(self._layers), *sizes, norm.data_ptr(), eps)
+        self._space = _make_space()
+        weakref.finalize(self, _free_space, self._space)
 
     def run(
         self,
@@ -117,17 +115,17 @@ class DecoderLayers:
             MemoryError: there is no room for what lies between the ops.
         """
         tokens, sequences = len(hidden), len(context_lens)
-        _check("hidden", hidden, tokens, self._size)
-        _check("angles", angles, tokens, max(max(self._sizes_of_angles), angles.shape[-1]))
-        _check("slots", slots, tokens, dtype=torch.int64)
-        _check("rows", rows, len(rows), dtype=torch.int64)
-        _check("block_tables", block_tables, sequences, block_tables.shape[-1], dtype=torch.int32)
-        _check("context_lens", context_lens, sequences, dtype=torch.int32)
-        _check("query_starts", query_starts, sequences + 1, dtype=torch.int32)
+        check("hidden", hidden, tokens, self._size)
+        check("angles", angles, tokens, max(self._least_angles, angles.shape[-1]))
+        check("slots", slots, tokens, dtype=torch.int64)
+        check("rows", rows, len(rows), dtype=torch.int64)
+        check("block_tables", block_tables, sequences, block_tables.shape[-1], dtype=torch.int32)
+        check("context_lens", context_lens, sequences, dtype=torch.int32)
+        check("query_starts", query_starts, sequences + 1, dtype=torch.int32)
         out = torch.empty(len(rows), self._size)
         pointers = (t.data_ptr() for t in (hidden, out, angles, slots, rows, block_tables, context_lens, query_starts))
         sizes = tokens, len(rows), angles.stride(0), sequences, block_tables.shape[1], torch.get_num_threads()
-        failed = _function()(self._network, _Step(*pointers, *sizes))
+        failed = _function()(self._network, _Step(*pointers, *sizes), self._space)
         if failed == _NO_MEMORY:
             raise MemoryError("no room for what lies between the ops of a decoder layer")
         if failed == _NO_SLOT:
@@ -177,8 +175,21 @@ class _Step(ctypes.Structure):
 @functools.cache
 def _function() -> Callable[..., int]:
     function = build.library().pagetide_decoder_layers
-    function.argtypes = [ctypes.POINTER(_Network), ctypes.POINTER(_Step)]
+    function.argtypes = [ctypes.POINTER(_Network), ctypes.POINTER(_Step), _P]
     return function
+
+
+def _make_space() -> int:
+    make = build.library().pagetide_make_space
+    make.restype = _P
+    made: int | None = make()
+    if made is None:
+        raise MemoryError("no room for what lies between the ops of a decoder layer")
+    return made
+
+
+def _free_space(space: int) -> None:
+    build.library().pagetide_free_space(_P(space))
 
 
 def _pointer(tensor: torch.Tensor | None) -> int | None:
@@ -203,26 +214,20 @@ def _layer(layer: Layer, caches: tuple[torch.Tensor, torch.Tensor]) -> _Layer:
     )
 
 
-def _check(name: str, found: torch.Tensor | None, *shape: int, dtype: torch.dtype = torch.float32) -> None:
-    if found is not None and (found.dtype != dtype or found.shape != shape or not found.is_contiguous()):
-        problem = f"not {found.dtype} {list(found.shape)} of strides {list(found.stride())}"
-        raise ValueError(f"{name} must be contiguous {dtype} {list(shape)}, {problem}")
-
-
 def _check_layer(layer: Layer, caches: tuple[torch.Tensor, torch.Tensor], first: torch.Tensor, size: int) -> None:
     """`first` are the keys of the first layer: blocks are the same in all."""
     blocks, block_size, kv_heads, dim = first.shape[0], first.shape[1], *caches[0].shape[2:]
     for name, cache in zip(("keys", "values"), caches, strict=True):
-        _check(name, cache, blocks, block_size, kv_heads, dim, dtype=first.dtype)
+        check(name, cache, blocks, block_size, kv_heads, dim, dtype=first.dtype)
     width, inner = layer.heads * dim, layer.down.weight.columns
     _check_projection("qkv", layer.qkv, width + 2 * kv_heads * dim, size)
     _check_projection("out", layer.out, size, width)
     _check_projection("gate_up", layer.gate_up, 2 * inner, size)
     _check_projection("down", layer.down, size, inner)
     for norm in (layer.before_attention, layer.behind_attention, layer.before_mlp, layer.behind_mlp):
-        _check("a norm", norm, size)
+        check("a norm", norm, size)
     for norm in layer.head_norms:
-        _check("a norm of heads", norm, dim)
+        check("a norm of heads", norm, dim)
     if layer.heads % kv_heads or 2 * layer.pairs > dim:
         raise ValueError(
             f"{layer.heads} heads of {dim} numbers, {layer.pairs} pairs turned, do not fit {kv_heads} KV heads"
@@ -235,4 +240,4 @@ def _check_projection(name: str, projection: Projection, rows: int, columns: int
     weight = projection.weight
     if not weight.panels or (weight.rows, weight.columns) != (rows, columns):
         raise ValueError(f"{name} must be panels of [{rows}, {columns}], not of {[weight.rows, weight.columns]}")
-    _check(f"the bias of {name}", projection.bias, rows)
+    check(f"the bias of {name}", projection.bias, rows)

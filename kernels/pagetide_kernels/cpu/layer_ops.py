@@ -9,6 +9,7 @@ from collections.abc import Callable
 import torch
 
 from . import build
+from .checks import check
 
 _P, _I64, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
 _TAKES = {
@@ -28,12 +29,6 @@ def _function(name: str) -> Callable[..., int]:
     return function  # type: ignore[no-any-return]
 
 
-def _check(name: str, found: torch.Tensor | None, *shape: int) -> None:
-    if found is not None and (found.dtype != torch.float32 or found.shape != shape or not found.is_contiguous()):
-        problem = f"not {found.dtype} {list(found.shape)} of strides {list(found.stride())}"
-        raise ValueError(f"{name} must be contiguous float32 {list(shape)}, {problem}")
-
-
 def rms_norm(hidden: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """The norm of each row of hidden [m, n], times weight [n] (see `reference.rms_norm`; 1 is added beforehand).
 
@@ -41,8 +36,8 @@ def rms_norm(hidden: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Te
         ValueError: shapes, dtypes or strides do not fit together.
     """
     m, n = hidden.shape
-    _check("hidden", hidden, m, n)
-    _check("weight", weight, n)
+    check("hidden", hidden, m, n)
+    check("weight", weight, n)
     out = torch.empty(m, n)
     _function("rms_norm")(hidden.data_ptr(), weight.data_ptr(), out.data_ptr(), m, n, eps, torch.get_num_threads())
     return out
@@ -71,9 +66,9 @@ def add_norm(
     """
     m, n = hidden.shape
     for name, rows in (("hidden", hidden), ("x", x), ("out", out)):
-        _check(name, rows, m, n)
+        check(name, rows, m, n)
     for name, weights in (("own", own), ("following", following)):
-        _check(name, weights, n)
+        check(name, weights, n)
     if following is not None and out is None:
         raise ValueError("the norm of the sum is wanted, but there is no out")
     ends = [None if t is None else t.data_ptr() for t in (own, following, out)]
@@ -87,7 +82,7 @@ def gated(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
         ValueError: shape, dtype or strides are others, or the activation is.
     """
     m, n = gate_up.shape[0], gate_up.shape[1] // 2
-    _check("gate_up", gate_up, m, 2 * n)
+    check("gate_up", gate_up, m, 2 * n)
     if activation not in ("silu", "gelu_tanh"):
         raise ValueError(f"activation must be silu or gelu_tanh, not {activation!r}")
     out = torch.empty(m, n)
@@ -123,11 +118,11 @@ def rotate_and_cache(
     key_cache, value_cache = caches
     blocks, block_size, kv_heads, dim = key_cache.shape
     tokens, rotated = qkv.shape[0], cos.shape[1] // 2
-    _check("qkv", qkv, tokens, (heads + 2 * kv_heads) * dim)
+    check("qkv", qkv, tokens, (heads + 2 * kv_heads) * dim)
     for name, angle in (("cos", cos), ("sin", sin)):
-        _check(name, angle, tokens, 2 * rotated)
+        check(name, angle, tokens, 2 * rotated)
     for norm in norms:
-        _check("a norm of heads", norm, dim)
+        check("a norm of heads", norm, dim)
     _check_caches(key_cache, value_cache, slots, tokens)
     if 2 * rotated > dim:
         raise ValueError(f"heads of {dim} numbers cannot be turned by {rotated} angles")

@@ -19,6 +19,9 @@ class TokenWriter:
 
     Args:
         make_event: makes the event of a text; has to make the same of each one, but for the text.
+
+    Raises:
+        ValueError: as `around_text`.
     """
 
     __slots__ = ("_answer", "_head", "_tail", "_way")
@@ -42,6 +45,12 @@ def around_text(make_event: Callable[[str], bytes]) -> tuple[bytes, bytes]:
     """What stands before and behind the text in the events that `make_event` makes.
 
     They are searched from the end: what a client may choose, such as the id, stands before the text.
+
+    Raises:
+        ValueError: there is no text in an event, as where text is held back. Tokens then would be written bare.
     """
-    head, _, tail = make_event(SAMPLE).rpartition(_ENCODED)
+    made = make_event(SAMPLE)
+    head, text, tail = made.rpartition(_ENCODED)
+    if not text:
+        raise ValueError(f"the event {made[:200]!r} of the text {SAMPLE!r} is without it")
     return head, tail

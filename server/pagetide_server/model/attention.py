@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from pagetide_kernels.attention_plan import Plan, make_plan
+from pagetide_kernels.caches import Caches
 from pagetide_kernels.paged_attention import paged_attention, uses_plan
 from pagetide_kernels.reshape_and_cache import reshape_and_cache
 from pagetide_kernels.rotate_and_cache import rotate_and_cache
@@ -128,7 +129,7 @@ def forward(
 class StepAttention:
     """Attention of one step: writes the new keys and values into the cache, then reads it through the block tables."""
 
-    def __init__(self, batch: Batch, caches: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    def __init__(self, batch: Batch, caches: Caches) -> None:
         self.batch, self.caches = batch, caches
         # Layers of equal window and cache shape share a plan.
         self._plans: dict[tuple[int | None, torch.Size], Plan] = {}
@@ -137,7 +138,7 @@ class StepAttention:
     def attend(self, call: AttentionCall) -> torch.Tensor:
         """See `Attends`; the layer's `layer_idx` says which cache is its own. Changes that cache."""
         batch, query = self.batch, call.query
-        key_cache, value_cache = self.caches[call.layer.layer_idx]  # type: ignore[index]
+        key_cache, value_cache = self.caches[call.layer.layer_idx]  # type: ignore[call-overload]
         kept = key_cache.dtype
         # On a CPU the cache may be narrower than what the layers compute in.
         if (angles := angles_of(call.others)) is None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from pagetide_kernels.caches import Caches
 from pagetide_kernels.cpu import layer_ops
 from pagetide_kernels.cpu.decoder_layers import DecoderLayers
 from pagetide_spec.config import GIB
@@ -27,8 +28,6 @@ from .kinds import kind_of
 from .rotary_table import RotaryTable
 
 log = logging.getLogger(__name__)
-
-Caches = list[tuple[torch.Tensor, torch.Tensor]]
 
 
 class CpuNetwork:

@@ -12,9 +12,12 @@ from pagetide_spec.errors import PagetideError
 
 log = logging.getLogger(__name__)
 
+# Variables that choose among GPUs; those of AMD's layers for a torch that is built for them.
+_CHOOSE, _CHOOSE_OF_AMD = ("CUDA_VISIBLE_DEVICES",), ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+
 
 def find_device(devices: Path = Path("/dev")) -> torch.device:
-    """The GPU, or the CPU where there is none or CUDA_VISIBLE_DEVICES hides it.
+    """The GPU, or the CPU where there is none or a variable such as CUDA_VISIBLE_DEVICES hides it.
 
     `devices` is where the system shows its own.
 
@@ -38,11 +41,12 @@ def find_device(devices: Path = Path("/dev")) -> torch.device:
 
 def _unused(devices: Path) -> Path | None:
     """The file of a GPU that torch should see, if there is one."""
+    is_for_amd = torch.version.hip is not None
     # (An empty one hides all; so does -1.)
-    if os.environ.get("CUDA_VISIBLE_DEVICES", "0") in ("", "-1"):
+    if any(os.environ.get(name, "0") in ("", "-1") for name in _CHOOSE + (_CHOOSE_OF_AMD if is_for_amd else ())):
         return None
     # An AMD GPU is within many processors, and of no use for a torch that was built for CUDA.
-    pattern = "kfd" if torch.version.hip is not None else "nvidia[0-9]*"
+    pattern = "kfd" if is_for_amd else "nvidia[0-9]*"
     return min(devices.glob(pattern), default=None)
 
 

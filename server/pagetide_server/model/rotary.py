@@ -39,16 +39,22 @@ def defer_rotary(network: Any) -> int:
 
 
 def settle_frequencies(network: torch.nn.Module) -> None:
-    """Keep "dynamic" frequencies as they are, which change for sequences longer than max_position_embeddings only.
+    """Keep frequencies as they are that transformers would choose anew in every step, by the positions in it.
 
-    No window is longer (`loader.window`). To find that out in every step, transformers would wait for the device.
+    "dynamic" ones change behind max_position_embeddings only, those of "longrope" behind the length of the first
+    training, and no window reaches further (`loader.window`). transformers looks at the positions all the same: for
+    "dynamic" ones the host would wait for the device, for "longrope" launch half a dozen kernels for nothing.
     """
     for module in network.modules():
         kind = getattr(module, "rope_type", None)
-        if isinstance(kind, str) and "dynamic" in kind:
-            module.rope_type = "settled"  # type: ignore[assignment]
+        if isinstance(kind, str):
+            module.rope_type = _settled(kind)  # type: ignore[assignment]
         elif isinstance(kind, dict):
-            module.rope_type = {k: "settled" if "dynamic" in v else v for k, v in kind.items()}  # type: ignore[assignment]
+            module.rope_type = {k: _settled(v) for k, v in kind.items()}  # type: ignore[assignment]
+
+
+def _settled(kind: str) -> str:
+    return "settled" if "dynamic" in kind or kind == "longrope" else kind
 
 
 def _code_of(layer: torch.nn.Module) -> types.FunctionType:

@@ -6,14 +6,15 @@ from typing import Any
 
 import torch
 
-# Positions that are computed at least at once.
-_LEAST = 1024
+# Positions are computed by so many.
+_PIECE = 1024
 
 
 class RotaryTable:
-    """The angles of positions 0, 1, ... for each layer; grows to what was asked for.
+    """The angles of positions 0, 1, ... for each layer; filled as far as was asked for.
 
-    A row holds, for each kind of layer, the cosines and the sines of one position.
+    It has room for all positions from the start, which takes memory only where it is filled. A row holds, for each kind
+    of layer, the cosines and the sines of one position.
 
     Attributes:
         places: for each layer, where in a row its cosines begin, and how many there are; as many sines follow.
@@ -28,16 +29,17 @@ class RotaryTable:
         pairs = [part.shape[1] // 2 for part in self._asked(torch.arange(1))[::2]]
         begins = [2 * sum(pairs[:i]) for i in range(len(pairs))]
         self.places = [(begins[i], pairs[i]) for i in map(self._kinds.index, kinds)]
-        self._table = torch.empty(0, 2 * sum(pairs))
+        # (A trial of the network has a few positions, however short the window.)
+        self._table, self._known = torch.empty(max(limit, _PIECE), 2 * sum(pairs)), 0
 
     def rows(self, positions: torch.Tensor, needed: int) -> torch.Tensor:
         """float32 [T, numbers of all kinds] of `positions` int64 [T], all of which are below `needed`."""
-        if needed > len(self._table):
-            known = len(self._table)
-            parts = self._asked(torch.arange(known, max(needed, min(self._limit, max(_LEAST, 2 * known)))))
+        if needed > self._known:
+            end = max(needed, min(self._limit, -(-needed // _PIECE) * _PIECE))
+            parts = self._asked(torch.arange(self._known, end))
             # The second half repeats the first.
-            more = torch.cat([part[:, : part.shape[1] // 2] for part in parts], dim=1)
-            self._table = torch.cat([self._table, more])
+            torch.cat([part[:, : part.shape[1] // 2] for part in parts], dim=1, out=self._table[self._known : end])
+            self._known = end
         return self._table.index_select(0, positions)
 
     def of_layer(self, rows: torch.Tensor, index: int) -> tuple[torch.Tensor, torch.Tensor]:

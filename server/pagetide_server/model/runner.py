@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import torch
 
+from pagetide_kernels.caches import Caches
 from pagetide_kernels.copy_blocks import copy_blocks
 from pagetide_kernels.swap_blocks import swap_blocks
 
@@ -20,8 +21,6 @@ from .loader import LoadedModel
 
 # After an illegal access or a hardware fault every call of the process fails; older torch has no type for it.
 _LOST: tuple[type[Exception], ...] = (torch.AcceleratorError,) if hasattr(torch, "AcceleratorError") else ()
-
-Caches = list[tuple[torch.Tensor, torch.Tensor]]
 
 
 @dataclasses.dataclass(frozen=True)

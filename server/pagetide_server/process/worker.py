@@ -25,7 +25,7 @@ from pagetide_spec.errors import PagetideError, SettingError
 
 from ..before_torch import prepare_environment
 from ..logs import set_up_logging
-from ..wire.columns import with_columns
+from ..wire.columns import move_to_columns
 from ..wire.faults import EngineFailed
 from ..wire.launch import EXIT_ENGINE, EXIT_SETTING, EXIT_START, Launch
 from ..wire.messages import (
@@ -119,7 +119,8 @@ class Loop:
         output = self.core.step()
         self.step_started = None
         self.steps += 1
-        self.channel.send(with_columns(output))
+        move_to_columns(output)
+        self.channel.send(output)
 
     def _report(self, outputs: list[SequenceOutput]) -> None:
         self.channel.send(StepOutput(outputs=outputs, stats=self.core.stats(), time=time.monotonic()))

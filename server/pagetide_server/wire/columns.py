@@ -8,8 +8,8 @@ from __future__ import annotations
 from .messages import SequenceOutput, StepOutput
 
 
-def with_columns(step: StepOutput) -> StepOutput:
-    """The step as it is sent: as many of its outputs as can be are moved to its columns, which have been empty.
+def move_to_columns(step: StepOutput) -> None:
+    """Move as many outputs of a step as can be to its columns, which have been empty.
 
     The columns are read first, so an output that comes behind one of the same request that is not plain stays with it.
     """
@@ -23,7 +23,6 @@ def with_columns(step: StepOutput) -> StepOutput:
             rest.append(output)
             kept.add(output.request_id)
     step.outputs = rest
-    return step
 
 
 def is_plain(output: SequenceOutput) -> bool:

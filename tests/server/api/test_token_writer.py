@@ -156,3 +156,9 @@ def test_a_pattern_is_cut_around_its_text(before, text, behind):
 
     head, tail = around_text(make)
     assert SAMPLE in behind or head + msgspec.json.encode(text) + tail == make(text)
+
+
+@pytest.mark.parametrize("made", [pytest.param(b"", id="no event"), pytest.param(b'{"text":null}', id="no text")])
+def test_an_event_without_its_text_is_no_pattern(made):
+    with pytest.raises(ValueError, match="is without it"):
+        around_text(lambda text: made)

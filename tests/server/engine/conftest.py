@@ -9,11 +9,12 @@ import pytest
 import torch
 from prometheus_client.parser import text_string_to_metric_families
 
+from pagetide_kernels.caches import Caches
 from pagetide_server.api.metrics import ServerMetrics
 from pagetide_server.engine.scheduler import Scheduler, Settled
 from pagetide_server.engine.sequence import UNKNOWN_TOKEN, Row, Sequence, Step
 from pagetide_server.llm import LLM
-from pagetide_server.model.runner import Caches, Runner
+from pagetide_server.model.runner import Runner
 from pagetide_server.wire.messages import AddRequest
 
 VOCABULARY = 50

@@ -47,6 +47,10 @@ def test_a_network_of_other_layers_is_left_to_transformers(kind: str, loaded_tin
     assert loaded_tiny(kind).cpu is None
 
 
+def test_a_window_may_be_shorter_than_the_trial(loaded_tiny: Load) -> None:
+    assert cpu_network(loaded_tiny("llama").network, 4) is not None
+
+
 class _Scaled(torch.nn.Module):
     """Doubles what another module gives."""
 
@@ -67,6 +71,7 @@ class _Scaled(torch.nn.Module):
             "layers", lambda base: torch.nn.ModuleList([*base.layers, _Scaled(base.layers[0])]), id="one more"
         ),
         pytest.param("forward", lambda base: _shifted(base), id="other positions"),
+        pytest.param("forward", lambda base: _flipping(base), id="another embedding"),
     ],
 )
 def test_a_network_that_computes_something_else_around_its_layers_is_left_to_transformers(
@@ -85,9 +90,57 @@ def test_a_network_that_computes_something_else_around_its_layers_is_left_to_tra
         network.base_model.config.num_hidden_layers = 3
 
 
+def _flipping(base: Any) -> Callable[..., Any]:
+    """Gives the layers the embedding of the last token first, and undoes that behind them: the logits are equal."""
+    forward = base.forward
+
+    def flipped(**asked: Any) -> Any:
+        hooks = [
+            base.layers[0].register_forward_pre_hook(lambda layer, given: (given[0].flip(1), *given[1:])),
+            base.layers[-1].register_forward_hook(lambda layer, given, out: out.flip(1)),
+        ]
+        try:
+            return forward(**asked)
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    return flipped
+
+
+def test_a_network_that_computes_something_else_behind_its_logits_matrix_is_left_to_transformers(
+    loaded_tiny: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = loaded_tiny("llama").network
+    forward = network.forward
+
+    def scaled(**asked: Any) -> Any:
+        found = forward(**asked)
+        return types.SimpleNamespace(logits=2 * found.logits)
+
+    monkeypatch.setattr(network, "forward", scaled)
+    assert cpu_network(network, 512) is None
+
+
 def _shifted(base: Any) -> Callable[..., Any]:
     forward = base.forward
     return lambda position_ids, **others: forward(position_ids=position_ids + 1, **others)
+
+
+def test_a_table_is_filled_in_its_place_a_piece_at_a_time() -> None:
+    asked: list[torch.Tensor] = []
+
+    def rotary(like: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        asked.append(position_ids[0])
+        angle = position_ids[..., None] * torch.ones(4)
+        return angle.cos(), angle.sin()
+
+    table = RotaryTable(rotary, [None], limit=100_000)
+    place = table._table.data_ptr()
+    for needed in (3, 5000, 5120, 5121):
+        table.rows(torch.tensor([needed - 1]), needed)
+    assert [(int(positions[0]), len(positions)) for positions in asked[1:]] == [(0, 1024), (1024, 4096), (5120, 1024)]
+    assert table._table.data_ptr() == place
 
 
 def test_angles_are_asked_for_once_a_position_and_never_beyond_the_window() -> None:

@@ -13,6 +13,8 @@ from pagetide_spec.errors import PagetideError
 
 TOO_OLD = "The NVIDIA driver on your system is too old (found version 12060)."
 
+CHOOSE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+
 
 @pytest.fixture(autouse=True)
 def no_device(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,7 +27,8 @@ def no_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "init", fail)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.version, "hip", None)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    for name in CHOOSE:
+        monkeypatch.delenv(name, raising=False)
 
 
 def machine(folder: Path, *names: str) -> Path:
@@ -63,6 +66,23 @@ def test_torch_for_amd_looks_for_their_driver(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(torch.version, "cuda", None)
     with pytest.raises(PagetideError, match="kfd"):
         find_device(machine(tmp_path, "kfd"))
+
+
+@pytest.mark.parametrize("variable", CHOOSE)
+def test_a_gpu_of_amd_can_be_hidden_by_their_variables(
+    variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setenv(variable, "")
+    assert find_device(machine(tmp_path, "kfd")) == torch.device("cpu")
+
+
+@pytest.mark.parametrize("variable", CHOOSE[1:])
+def test_a_gpu_of_nvidia_can_not(variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(variable, "")
+    with pytest.raises(PagetideError, match="nvidia0"):
+        find_device(machine(tmp_path, "nvidia0"))
 
 
 def test_a_torch_for_the_cpu_says_that_it_leaves_the_gpu_alone(

@@ -121,8 +121,12 @@ def test_no_step_waits(tiny_kind: str, loaded_tiny: Load, toy: Toy, gpu_of_shape
 
 @pytest.mark.parametrize(
     "rope_type",
-    ["dynamic", {"full_attention": "dynamic", "other": "linear"}],
-    ids=["one for all", "one a kind of layer"],
+    [
+        pytest.param("dynamic", id="dynamic ones"),
+        pytest.param({"full_attention": "dynamic", "other": "linear"}, id="dynamic ones of one kind of layer"),
+        pytest.param("longrope", id="longrope"),
+        pytest.param({"full_attention": "longrope", "other": "linear"}, id="longrope of one kind of layer"),
+    ],
 )
 def test_frequencies_that_could_change_with_the_batch_do_not(
     rope_type: str | dict[str, str], loaded_tiny: Load, toy: Toy, gpu_of_shapes: None, monkeypatch: pytest.MonkeyPatch
@@ -134,6 +138,7 @@ def test_frequencies_that_could_change_with_the_batch_do_not(
         monkeypatch.setattr(type(rotary), "forward", lambda self, x, position_ids: plain(
             _of(self, "full_attention"), x, position_ids))  # fmt: skip
     rotary.rope_type = rope_type
+    # (There are no factors of "longrope": whoever looks at positions for it does not find them.)
     check_steps(on_gpu, toy)
 
 

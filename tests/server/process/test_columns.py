@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagetide_server.wire.columns import is_plain, plain, with_columns
+from pagetide_server.wire.columns import is_plain, move_to_columns, plain
 from pagetide_server.wire.messages import EngineStats, SequenceOutput, StepOutput, TokenLogprobs
 
 # Each field of an output with a value other than its default.
@@ -54,7 +54,8 @@ few_outputs = st.lists(
 @given(few_outputs)
 def test_each_request_gets_the_same_outputs_in_the_same_order(outputs):
     step = StepOutput(outputs=list(outputs), stats=EngineStats(), time=1.0)
-    sent = msgspec.msgpack.decode(msgspec.msgpack.encode(with_columns(step)), type=StepOutput)
+    move_to_columns(step)
+    sent = msgspec.msgpack.decode(msgspec.msgpack.encode(step), type=StepOutput)
     found = [*map(plain, sent.plain_ids, sent.plain_tokens), *sent.outputs]
     for request in "abc":
         assert [o for o in found if o.request_id == request] == [o for o in outputs if o.request_id == request]
