@@ -6,9 +6,9 @@ shape in MODEL/config.json follow bounds that no engine of that precision can pa
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -52,11 +52,41 @@ def products() -> dict[str, float]:
     return {"torch": torchs, "own": work / best_seconds(lambda: linear(rows, packed))}
 
 
+def positive(text: str) -> int:
+    """A count of threads.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if (count := int(text)) < 1:
+        raise ValueError
+    return count
+
+
+def shape_in(folder: str) -> Shape:
+    """The shape of the model in a folder.
+
+    Raises:
+        argparse.ArgumentTypeError: there is no such model.
+    """
+    path = Path(folder) / "config.json"
+    try:
+        return Shape.of(json.loads(path.read_text("utf-8")))
+    except (OSError, ValueError) as error:
+        raise argparse.ArgumentTypeError(f"{path} cannot be read: {error}; name a model's folder") from None
+    except (KeyError, TypeError, AttributeError) as error:
+        raise argparse.ArgumentTypeError(f"{path} is of no dense decoder that this script knows: {error}") from None
+
+
 @torch.inference_mode()
 def main() -> None:
     """Print one JSON object."""
-    torch.set_num_threads(int(sys.argv[2]) if len(sys.argv) > 2 else os.cpu_count() or 1)
-    shape = Shape.of(json.loads((Path(sys.argv[1]) / "config.json").read_text("utf-8")))
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("shape", metavar="MODEL", type=shape_in, help="folder with a config.json")
+    parser.add_argument("threads", nargs="?", type=positive, default=os.cpu_count() or 1, help="default: all cores")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    shape: Shape = args.shape
     read, found = bandwidth(), products()
     flops = max(found.values())
     floors = {

@@ -224,9 +224,13 @@ def main() -> int:
               "bench/kernels_cpu.py measures the ops for CPUs", file=sys.stderr)  # fmt: skip
         return 1
     place, name = place_of(tries)
-    from pagetide_kernels.dispatch import choose
+    from pagetide_kernels.dispatch import KernelChoiceError, choose
 
-    chosen = choose(torch.device(place.device))
+    try:
+        chosen = choose(torch.device(place.device))
+    except KernelChoiceError as error:
+        print(error, file=sys.stderr)
+        return 1
     if chosen.name != "triton":
         print(f"the ops here are those of {chosen.name}: {chosen.reason}", file=sys.stderr)
         return 1

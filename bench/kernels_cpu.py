@@ -7,9 +7,9 @@ the caches (float32).
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import os
-import sys
 import time
 from collections.abc import Callable
 
@@ -25,6 +25,7 @@ from pagetide_kernels.torch_attention import attend
 BLOCK = 16
 ROUNDS = 24
 CACHE_BYTES = 1 << 28
+TYPES = ("float32", "bfloat16", "float16")
 # name: ((tokens in the cache, of which are query rows) of each sequence, heads, KV heads, head size, window)
 CASES: dict[str, tuple[list[tuple[int, int]], int, int, int, int | None]] = {
     "decode 32 x 512, 16/8 heads x 128": ([(512, 1)] * 32, 16, 8, 128, None),
@@ -75,15 +76,21 @@ def compare(
     return f"{slow:9.2f}{fast:9.2f}{slow / fast:8.1f}{read / fast / 1e6:8.1f}{difference:10.1e}"
 
 
-def main(threads: str = "0", kept: str = "float32") -> None:
+def main() -> None:
     """Print one line a case."""
-    torch.set_num_threads(int(threads) or torch.get_num_threads())
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("threads", nargs="?", type=int, default=0, help="0: as many as torch takes (default)")
+    parser.add_argument("kept", nargs="?", default="float32", choices=TYPES, help="type of the caches (float32)")
+    args = parser.parse_args()
+    if args.threads < 0:
+        parser.error(f"argument threads: {args.threads}: must be at least 0")
+    torch.set_num_threads(args.threads or torch.get_num_threads())
     torch.manual_seed(0)
-    print(f"{kept}, {torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}")
+    print(f"{args.kept}, {torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}")
     print(f"{'':40}{'torch':>9}{'C++':>9}{'ratio':>8}{'GB/s':>8}{'differ':>10}")
     for name, case in CASES.items():
-        print(f"{name:40}{compare(getattr(torch, kept), *case)}", flush=True)
+        print(f"{name:40}{compare(getattr(torch, args.kept), *case)}", flush=True)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

@@ -21,6 +21,7 @@ VARIABLE = "PAGETIDE_KERNELS"
 NAMES = ("auto", "triton", "cpp", "torch")
 # NVIDIA's Ampere: what the Triton ops are compiled and tried for begins there.
 OLDEST = (8, 0)
+NO_TRITON = "the package triton is not installed"
 
 
 class KernelChoiceError(ValueError):
@@ -81,8 +82,8 @@ def _for_cuda(wanted: str) -> Choice:
 
 def _problem_of_triton() -> str | None:
     """Why Triton cannot launch a kernel here, or None. It compiles what launches them when it is first asked."""
-    if importlib.util.find_spec("triton") is None:
-        return "the package triton is not installed"
+    if not _has_triton():
+        return NO_TRITON
     from triton.runtime import driver
 
     try:
@@ -96,10 +97,16 @@ def _problem_of_triton() -> str | None:
     return None
 
 
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
 def _for_cpu(wanted: str) -> Choice:
     if wanted == "triton":
         if os.environ.get("TRITON_INTERPRET") != "1":
             raise KernelChoiceError(wanted, "it runs on a CPU only under TRITON_INTERPRET=1; use cpp or torch")
+        if not _has_triton():
+            raise KernelChoiceError(wanted, f"{NO_TRITON}; pip install triton, or use cpp or torch")
         return Choice("triton", f"{VARIABLE} asks for it; interpreted, for tests only")
     if wanted == "torch":
         return Choice("torch", f"{VARIABLE} asks for it")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import os
 import sys
 from collections.abc import Callable, Sequence
 
@@ -22,6 +23,8 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
 
 
 INTERRUPTED = 130
+# As a shell tells of a program that SIGPIPE has ended.
+READER_LEFT = 141
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -42,7 +45,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     try:
         command = load(args[0])
-        return command(args[1:]) if command else 2
+        code = command(args[1:]) if command else 2
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # whoever read the output, such as `head`, has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return READER_LEFT
     except KeyboardInterrupt:  # before the command handles signals by itself
         return INTERRUPTED
 

@@ -6,19 +6,23 @@ finds the model's files, `wire/` is what the two processes say to each other. `f
 The API process imports no torch; the engine process does all of it.
 """
 
+import importlib
 from typing import Any
 
-__all__ = ["LLM", "SamplingParams"]
+__all__ = ["LLM", "GenerationError", "PagetideError", "SamplingParams", "SettingError", "Structure"]
+
+# Where each lies. They are imported lazily, so that the torch-free parts can be used alone.
+_HOMES = {
+    "LLM": "pagetide_server.llm",
+    "GenerationError": "pagetide_server.results",
+    "PagetideError": "pagetide_spec.errors",
+    "SamplingParams": "pagetide_server.wire.messages",
+    "SettingError": "pagetide_spec.errors",
+    "Structure": "pagetide_server.wire.messages",
+}
 
 
 def __getattr__(name: str) -> Any:
-    # Lazily, so that the torch-free parts can be used alone.
-    if name == "SamplingParams":
-        from .wire.messages import SamplingParams
-
-        return SamplingParams
-    if name == "LLM":
-        from .llm import LLM
-
-        return LLM
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

@@ -33,6 +33,8 @@ _OF_A_SERVER = {"max_queue_len", "served_model_name"}
 # What `render` takes by itself; all else is a variable of the template.
 _RENDER_OPTIONS = ("tools", "documents", "add_generation_prompt", "continue_final_message")
 
+_WITHOUT_TEMPLATE = "give LLM(..., chat_template=...) a template's text or file, or use generate"
+
 # How often to look whether a grammar is compiled, when there is nothing else to do.
 COMPILE_POLL_SECONDS = 0.005
 
@@ -59,7 +61,7 @@ class LLM:
         from .factory import create_core
 
         self._tokenizer = Tokenizer.load(self.config)
-        self._templates = configured(self.config.chat_template, self._tokenizer)
+        self._templates = configured(self.config.chat_template, self._tokenizer, _WITHOUT_TEMPLATE)
         with LoadingProgress() as progress:
             self._core = create_core(self.config, progress.report, self._tokenizer, warm=False)
         self._requests = RequestMaker(self._tokenizer, self._core.ready)

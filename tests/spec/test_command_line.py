@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
-from pagetide_cli.main import main
+from pagetide_cli.main import READER_LEFT, main
 from pagetide_spec.command_line import Parser
 from pagetide_spec.flags import misspelt
 
@@ -42,6 +45,15 @@ def test_an_unknown_command_is_named(command, hint, capsys):
     assert text.startswith(f"pagetide: error: {command!r}: no such command; ")
     assert hint in text
     assert text.count("\n") == 1
+
+
+def test_a_reader_that_leaves_ends_a_command_quietly():
+    """As `pagetide crd | head -3` does."""
+    command = [sys.executable, "-m", "pagetide_cli.main", "crd"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        assert process.wait(60) == READER_LEFT
 
 
 def test_a_misspelt_variable_is_hinted_at_and_others_are_left_alone():

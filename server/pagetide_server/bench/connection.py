@@ -11,7 +11,7 @@ import ssl
 import time
 from collections.abc import Callable, Mapping
 from typing import cast
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import httptools
 
@@ -19,6 +19,22 @@ from pagetide_spec.errors import SettingError
 
 from .figures import CUT_OFF, Outcome
 from .stream import Reply
+
+
+def split_url(url: str) -> SplitResult:
+    """The parts of a URL.
+
+    Raises:
+        SettingError: it is not http(s)://HOST[:PORT][/PATH].
+    """
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError as error:
+        raise SettingError("URL", url, str(error)) from None
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise SettingError("URL", url, "must be http://HOST:PORT or https://HOST:PORT")
+    return parts
 
 
 class Client:
@@ -29,13 +45,8 @@ class Client:
     """
 
     def __init__(self, url: str, headers: Mapping[str, str], timeout: float) -> None:
-        try:
-            parts = urlsplit(url)
-            self._host, port = parts.hostname or "", parts.port
-        except ValueError as error:
-            raise SettingError("URL", url, str(error)) from None
-        if parts.scheme not in ("http", "https") or not self._host:
-            raise SettingError("URL", url, "must be http://HOST:PORT or https://HOST:PORT")
+        parts = split_url(url)
+        self._host, port = parts.hostname or "", parts.port
         self._ssl = ssl.create_default_context() if parts.scheme == "https" else None
         self._port = port or (443 if self._ssl else 80)
         lines = [f"POST {parts.path or '/'} HTTP/1.1", f"host: {parts.netloc.rpartition('@')[2]}"]

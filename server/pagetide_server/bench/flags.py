@@ -13,6 +13,7 @@ from pagetide_spec.command_line import Parser
 from pagetide_spec.errors import SettingError
 from pagetide_spec.flags import env_of
 
+from .connection import split_url
 from .shapes import Lengths, Mix, lengths
 from .slo import Slo, slo
 
@@ -74,10 +75,11 @@ def parse(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> Settings:
     """The settings of a command line.
 
     Raises:
-        SettingError: two flags contradict each other.
+        SettingError: a wrong URL, or two flags contradict each other.
         SystemExit: 2 after one line about a wrong flag; 0 after --help.
     """
     given = _parser().parse_args(argv)
+    split_url(given.url)  # so that a wrong one is told as it was typed
     url = given.url.rstrip("/").removesuffix("/v1")
     key = given.api_key or next((env[name] for name in KEY_VARIABLES if env.get(name)), None)
     if given.rate is not None and given.trace is not None:

@@ -65,16 +65,22 @@ def render(
     return templates.pick(bool(tools)).render(messages, arguments, continue_final_message)
 
 
-def configured(setting: str | None, tokenizer: Tokenizer) -> Templates:
+_USUAL, _WITH_TOOLS = "default", "tool_use"
+# What a server's client is told of a model without a template.
+WAY_OUT = "start the server with --chat-template, or use /v1/completions"
+
+
+def configured(setting: str | None, tokenizer: Tokenizer, way_out: str = WAY_OUT) -> Templates:
     """The templates that the setting `chat_template` (a file, or a template's text) names; None: the model's own.
 
-    Compiles them, so that a broken one is found before the first request.
+    Compiles them, so that a broken one is found before the first request. `way_out` is what to do without any.
 
     Raises:
         SettingError: the file is missing, or a template does not compile.
     """
     try:
-        return Templates(tokenizer.chat_templates if setting is None else {_USUAL: _text_of(setting)})
+        texts = tokenizer.chat_templates if setting is None else {_USUAL: _text_of(setting)}
+        return Templates(texts, way_out)
     except ChatTemplateError as error:
         problem = str(error)
         if setting is None:
@@ -82,18 +88,16 @@ def configured(setting: str | None, tokenizer: Tokenizer) -> Templates:
         raise SettingError("chat_template", setting, problem) from error
 
 
-_USUAL, _WITH_TOOLS = "default", "tool_use"
-
-
 class Templates:
     """The templates to choose from, by name: one for chats with tools, and the usual one. Texts are compiled once."""
 
-    def __init__(self, texts: Mapping[str, str]) -> None:
-        """Compile all of them.
+    def __init__(self, texts: Mapping[str, str], way_out: str = WAY_OUT) -> None:
+        """Compile all of them; `way_out` is what to do where there is none.
 
         Raises:
             ChatTemplateError: one is no Jinja template.
         """
+        self._way_out = way_out
         self._compiled = {name: _compiled(text) for name, text in texts.items()}
 
     def pick(self, has_tools: bool) -> ChatTemplate:
@@ -105,9 +109,7 @@ class Templates:
         found = self._compiled.get(_WITH_TOOLS) if has_tools else None
         found = found or self._compiled.get(_USUAL)
         if found is None:
-            raise ChatTemplateError(
-                "the model has no chat template; start the server with --chat-template, or use /v1/completions"
-            )
+            raise ChatTemplateError(f"the model has no chat template; {self._way_out}")
         return found
 
 

@@ -30,6 +30,13 @@ def test_which_model(cards, wanted, found):
             chosen(cards, wanted)
 
 
+@pytest.mark.parametrize("url", ["localhost:8931", "ftp://h:1", "http://h:port", "http://"])
+def test_a_wrong_url_is_told_as_it_was_typed(url):
+    with pytest.raises(SettingError) as raised:
+        parse_flags([url], {})
+    assert str(raised.value).startswith(f"URL: {url!r}: ")
+
+
 @pytest.mark.parametrize(
     ("argv", "env", "found"),
     [

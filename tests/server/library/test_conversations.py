@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pagetide_server import LLM
-from pagetide_server.text.chat import ChatTemplateError, configured, render
+from pagetide_server import llm as llm_module
+from pagetide_server.text.chat import ChatTemplateError, Templates, configured, render
 from pagetide_spec.errors import SettingError
 
 from .calls import GREEDY, SETTINGS, USER
@@ -52,6 +53,12 @@ def test_wrong_conversations(llm, conversations, options, said):
 def test_what_is_no_conversation_is_refused(llm, conversations):
     with pytest.raises(SettingError, match=r"messages: .*must be a list of messages such as"):
         llm.chat(conversations, GREEDY)
+
+
+def test_a_model_without_a_template_names_the_librarys_way_out(llm, monkeypatch):
+    monkeypatch.setattr(llm, "_templates", Templates({}, llm_module._WITHOUT_TEMPLATE))
+    with pytest.raises(ChatTemplateError, match=r"no chat template; .*chat_template=.* or use generate$"):
+        llm.chat([USER], GREEDY)
 
 
 def test_variables_go_to_the_template(tiny_model):
