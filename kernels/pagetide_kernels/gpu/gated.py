@@ -12,6 +12,7 @@ BLOCK = 1024
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
 
 
+@on_its_device
 def gated(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
     """activation(gate) * up, computed in float32.
 
