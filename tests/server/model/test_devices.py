@@ -46,7 +46,7 @@ def test_the_cpu_serves_where_torch_could_see_nothing(names: tuple[str, ...], tm
     assert find_device(machine(tmp_path, *names)) == torch.device("cpu")
 
 
-@pytest.mark.parametrize("hidden", ["", "-1"])
+@pytest.mark.parametrize("hidden", ["", "-1", "-1,0", "NoDevFiles"])
 def test_the_cpu_serves_where_the_gpu_is_hidden(hidden: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
     assert find_device(machine(tmp_path, "nvidia0")) == torch.device("cpu")
@@ -63,6 +63,16 @@ def test_torch_for_amd_looks_for_their_driver(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(torch.version, "cuda", None)
     with pytest.raises(PagetideError, match="kfd"):
         find_device(machine(tmp_path, "kfd"))
+
+
+@pytest.mark.parametrize("name", ["HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"])
+def test_the_cpu_serves_where_a_gpu_of_amd_is_hidden(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setenv(name, "")
+    assert find_device(machine(tmp_path, "kfd")) == torch.device("cpu")
 
 
 def test_a_torch_for_the_cpu_says_that_it_leaves_the_gpu_alone(
