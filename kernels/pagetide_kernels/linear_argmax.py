@@ -12,8 +12,8 @@ from .packed_linear import PackedWeight, linear, look_up
 
 # Rows of weights whose errors are computed at a time.
 _PIECE = 4096
-# What a sum of that many squares in float32 may lack, as a part of it.
-_LOST = 2.0**-22
+# Norms are computed in float64 and must not become less than they are in float32: by its rounding, or below its range.
+_UPWARDS, _LEAST = 1 + 2.0**-22, 2.0**-126
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,14 +41,20 @@ def screen_of(weight: PackedWeight) -> Screen | None:
     rows, columns = weight.rows, weight.columns
     data, scales = cpu_linear.quantize(rows, columns, lambda first, last: look_up(torch.arange(first, last), weight))
     packed = PackedWeight(rows, columns, data, scales, panels=True)
-    errors, sizes = torch.empty(2, rows)
-    upwards = 1 + _LOST * columns
+    errors, sizes = torch.empty(rows), torch.empty(rows)
     for first in range(0, rows, _PIECE):
-        ids = torch.arange(first, min(rows, first + _PIECE))
+        piece = slice(first, min(rows, first + _PIECE))
+        ids = torch.arange(piece.start, piece.stop)
         held = look_up(ids, packed)
-        sizes[ids] = held.norm(dim=1) * upwards
-        errors[ids] = held.sub_(look_up(ids, weight)).norm(dim=1) * upwards
+        sizes[piece] = _norms(held)
+        errors[piece] = _norms(look_up(ids, weight).double() - held)
     return Screen(packed, errors, sizes)
+
+
+def _norms(rows: torch.Tensor) -> torch.Tensor:
+    """[n, k] -> float32 [n], no less than they are"""
+    norms: torch.Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
+    return norms * _UPWARDS + _LEAST
 
 
 def linear_argmax(
@@ -63,7 +69,7 @@ def linear_argmax(
     Args:
         x: float32 [m, columns]
         weight: from `pack`
-        screen: from `screen_of` the same weights, unless they have 8 bits themselves.
+        screen: from `screen_of` the same weights.
 
     Returns:
         (int64 [m], float32 [m]): the first of the largest; where there is a NaN, the first NaN.
@@ -78,13 +84,12 @@ def linear_argmax(
         values, places = linear(x, weight).max(1)
         return places, values
     x = x if x.stride(1) == 1 else x.contiguous()
-    if weight.scales is not None:
-        return cpu_argmax.argmax(x, (weight.data, weight.scales), weight.rows)
     if screen is None:
-        return cpu_argmax.argmax(x, (weight.data,), weight.rows)
+        return cpu_argmax.argmax(x, weight.data, weight.scales, weight.rows)
+    if weight.scales is not None:
+        raise ValueError("weights of 8 bits need no screen")
     if (screen.weight.rows, screen.weight.columns) != (weight.rows, weight.columns):
         raise ValueError(f"the screen is of {screen.weight.rows} x {screen.weight.columns} weights, not of these")
     scales = screen.weight.scales
     assert scales is not None  # it has 8 bits
-    tensors = (weight.data, screen.weight.data, scales, screen.errors, screen.sizes)
-    return cpu_argmax.argmax(x, tensors, weight.rows)
+    return cpu_argmax.screened_argmax(x, weight.data, (screen.weight.data, scales, screen.errors, screen.sizes))

@@ -57,7 +57,9 @@ class EngineConfig:
     revision: str | None = _setting(None, "Branch, tag or commit on the hub.", "model", unset="main")
     tokenizer: str | None = _setting(None, "Folder or hub id of another tokenizer.", "model", unset="the model's own")
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = _setting(
-        "auto", "Type of weights and KV cache; auto: the model's own on GPU, float32 on CPU.", "model"
+        "auto",
+        "Type of weights and KV cache; auto: the model's own on GPU, float32 on CPU (beside int8 a cache of bfloat16).",
+        "model",
     )
     trust_remote_code: bool = _setting(False, "Run Python code that comes with the model.", "model")
     seed: int | None = _setting(

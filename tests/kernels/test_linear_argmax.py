@@ -20,13 +20,12 @@ ROWS = (1, 2, 6, 7, 60)
 
 def check(weight: torch.Tensor, x: torch.Tensor) -> None:
     """All ways to the largest values agree with the product."""
-    for kind in ("own", "int8"):
-        packed = pack(weight.clone(), kind)
-        for each in (None, screen_of(packed)):
-            places, values = linear_argmax(x, packed, each)
-            wanted, first = linear(x, packed).max(1)
-            assert torch.equal(places, first)
-            torch.testing.assert_close(values, wanted, rtol=0, atol=0, equal_nan=True)
+    own, int8 = pack(weight.clone()), pack(weight.clone(), "int8")
+    for packed, screen in ((own, None), (own, screen_of(own)), (int8, None)):
+        places, values = linear_argmax(x, packed, screen)
+        wanted, first = linear(x, packed).max(1)
+        assert torch.equal(places, first)
+        torch.testing.assert_close(values, wanted, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize(("rows", "columns"), SHAPES)
@@ -99,10 +98,16 @@ def test_of_equal_rows_the_first_is_taken() -> None:
 
 
 @pytest.mark.parametrize("x", [torch.zeros(7, 64), torch.full((7, 64), 1e-40)], ids=["zeros", "tiny"])
-def test_rows_in_which_all_are_alike_are_computed_whole(x: torch.Tensor) -> None:
+def test_rows_in_which_all_are_alike_have_the_same_largest(x: torch.Tensor) -> None:
     torch.manual_seed(0)
     mixed = torch.cat((x, torch.randn(5, 64)))
-    check(torch.randn(3000, 64), mixed[torch.randperm(12)])
+    weight, threads = torch.randn(3000, 64), torch.get_num_threads()
+    try:
+        for count in (1, 2, 40):
+            torch.set_num_threads(count)
+            check(weight, mixed[torch.randperm(12)])
+    finally:
+        torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 3e38])
@@ -130,6 +135,30 @@ def test_no_size_of_numbers_deceives_the_screen(seed: int, spread: float, column
     weight = torch.randn(700, columns, generator=chance)
     weight *= torch.exp(spread * torch.randn(700, columns, generator=chance))
     x = torch.randn(5, columns, generator=chance) * torch.exp(spread * torch.randn(5, columns, generator=chance))
+    check(weight, x)
+
+
+@pytest.mark.parametrize("left", [1e-42, 1e-23, 1e-20, 1.0, 1e18, 1e37])
+@pytest.mark.parametrize("right", [1e-42, 1e-23, 1e-20, 1.0, 1e18, 1e37])
+def test_neither_end_of_the_range_deceives_the_screen(left: float, right: float) -> None:
+    torch.manual_seed(0)
+    # Rows of very different size, whole: at one end their squares, at the other their sums leave float32.
+    spread = torch.linspace(0, 3, 3000)[torch.randperm(3000)].exp()[:, None]
+    check(torch.randn(3000, 70) * spread * right, torch.randn(7, 70) * left)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_sums_that_overflow_on_their_way_are_those_of_the_product(seed: int) -> None:
+    torch.manual_seed(seed)
+    # The first half of a row adds up to about the largest float32, the second takes it away again. In 8 bits other rows
+    # overflow than in float32.
+    half = torch.rand(3000, 32) * 0.1 + 1
+    half /= half.sum(1, keepdim=True)
+    weight = torch.cat((half, -2 * half), 1) * 2.0**63  # these are never the largest
+    scale = torch.linspace(0.998, 1.002, 20)[:, None] * 2.0**64
+    weight[100::150] = torch.cat((half[:20], -half[:20]), 1) * scale
+    x = torch.full((3, 64), 2.0**64)
+    assert linear(x, pack(weight.clone())).isinf().sum() not in (0, 60)
     check(weight, x)
 
 
@@ -163,5 +192,8 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match=r"x must be float32 \[m, 33\], not torch.float32 \[2, 32\]"):
         linear_argmax(torch.randn(2, 32), packed)
     if packed.panels:
+        screen = screen_of(pack(torch.randn(71, 33)))
         with pytest.raises(ValueError, match="the screen is of 71 x 33 weights"):
-            linear_argmax(torch.randn(2, 33), packed, screen_of(pack(torch.randn(71, 33))))
+            linear_argmax(torch.randn(2, 33), packed, screen)
+        with pytest.raises(ValueError, match="need no screen"):
+            linear_argmax(torch.randn(2, 33), pack(torch.randn(71, 33), "int8"), screen)

@@ -15,7 +15,10 @@
 namespace {
 
 constexpr float NEVER = -std::numeric_limits<float>::infinity();
-constexpr int64_t FLAT = 32;  // A row in which more than one place of this many may be the largest is computed whole.
+// A row of which more than one place in so many may be the largest is computed whole: each place costs a vector of
+// weights a step, and the memory to note it.
+constexpr int64_t FLAT = 32;
+constexpr float LEAST_NORMAL = std::numeric_limits<float>::min(), LOST = 1e-30f;  // LOST: what sums lose by underflow.
 
 // The first of the largest; the first NaN, if there is one.
 struct Best {
@@ -72,19 +75,23 @@ Reach reach_of(const Product& p, const Left& left, int64_t row) {
     }
     // Both sums of k products, and the few roundings of a bound, are off by less than this part of the norms' product.
     const double rounded = (2 * p.k + 64) * 0x1p-24, size_of_row = std::sqrt(size);
-    return {float(size_of_row * 1.0001), float((std::sqrt(error) + rounded * size_of_row) * 1.0001)};
+    return {float(size_of_row * 1.0001) + LEAST_NORMAL,
+            float((std::sqrt(error) + rounded * size_of_row) * 1.0001) + LEAST_NORMAL};
 }
 
 struct Candidate {
     int64_t row, place;
-    float upper;
+    float upper, value;
 };
 
 // What one thread found.
 struct Found {
-    std::vector<float> floor;  // [m]: the largest value is no less.
+    int64_t limit;               // Candidates of a row that are noted; one with more is computed whole.
+    std::vector<float> floor;    // [m]: the largest value is no less.
     std::vector<int64_t> count;  // [m]: candidates of a row.
     std::vector<Candidate> candidates;
+
+    Found(int64_t rows, int64_t limit) : limit(limit), floor(rows, NEVER), count(rows) {}
 };
 
 void screen_panel(const Product& p, const Screen& screen, const std::vector<Reach>& reach, int64_t panel, int64_t first,
@@ -97,16 +104,18 @@ void screen_panel(const Product& p, const Screen& screen, const std::vector<Reac
         int32_t hits = 0;
 #pragma omp simd reduction(max : floor)
         for (int64_t i = 0; i < count; i++) {
-            const float off = errors[i] * of.size + sizes[i] * of.error, lower = sums[i] - off;
+            // No part of either sum is larger. Where one might be infinite, this makes the bound NaN, which rules nothing out.
+            const float most = 4 * (errors[i] + sizes[i]) * (of.size + of.error);
+            const float off = errors[i] * of.size + sizes[i] * of.error + LOST + (most - most), lower = sums[i] - off;
             upper[i] = sums[i] + off;
             floor = lower > floor ? lower : floor;
         }
         found.floor[r] = floor;
 #pragma omp simd reduction(+ : hits)
         for (int64_t i = 0; i < count; i++) hits += !(upper[i] < floor);
-        if (!hits || (found.count[r] += hits) > p.n / FLAT) continue;
+        if (!hits || (found.count[r] += hits) > found.limit) continue;
         for (int64_t i = 0; i < count; i++)
-            if (!(upper[i] < floor)) found.candidates.push_back({r, column + i, upper[i]});
+            if (!(upper[i] < floor)) found.candidates.push_back({r, column + i, upper[i], 0});
     }
 }
 
@@ -132,37 +141,44 @@ void find_whole(const Product& p, const T* weights, const std::vector<int64_t>& 
     for (int64_t i = 0; i < count; i++) best[which[i]] = found[i];
 }
 
-// As `find`. Throws std::bad_alloc.
-template <typename T>
-void find_screened(const Product& p, const T* weights, const Screen& screen, int threads, Best* best) {
+// Notes what the screen does not rule out. Throws std::bad_alloc.
+std::vector<Found> screened(const Product& p, const Screen& screen, int threads) {
     const Left& left = round_left(p, threads);
     std::vector<Reach> reach(p.m);
-    for (int64_t r = 0; r < p.m; r++) reach[r] = reach_of(p, left, r);
-    std::vector<Found> found(threads, {std::vector<float>(p.m, NEVER), std::vector<int64_t>(p.m), {}});
+    in_parallel(p.m, 1, std::min<int64_t>(threads, p.m), [&](int64_t r) { reach[r] = reach_of(p, left, r); });
+    std::vector<Found> found(threads, Found(p.m, p.n / FLAT / threads + NR));
     const Int8Product product{p, left, screen.numbers, screen.scales};
     share(p, threads, [&](int64_t panel, int64_t first, int64_t rows) {
         screen_panel(p, screen, reach, panel, first, rows, product.sums(panel, first, rows), found[omp_get_thread_num()]);
     });
+    return found;
+}
+
+// As `find`. Throws std::bad_alloc.
+template <typename T>
+void find_screened(const Product& p, const T* weights, const Screen& screen, int threads, Best* best) {
+    if (!p.m) return;
+    const std::vector<Found> found = screened(p, screen, threads);
     std::vector<float> floor(p.m, NEVER);
-    std::vector<int64_t> flat;
-    for (int64_t r = 0; r < p.m; r++) {
-        best[r] = {};
-        bool is_flat = false;
-        for (const Found& each : found) {
+    std::vector<char> is_flat(p.m);
+    for (const Found& each : found)
+        for (int64_t r = 0; r < p.m; r++) {
             floor[r] = std::max(floor[r], each.floor[r]);
-            is_flat = is_flat || each.count[r] > p.n / FLAT;
+            is_flat[r] |= each.count[r] > each.limit;
         }
-        if (is_flat) flat.push_back(r);
-    }
-    std::vector<Candidate> left_over;
+    std::vector<Candidate> candidates;
     for (const Found& each : found)
         for (const Candidate& c : each.candidates)
-            if (!(c.upper < floor[c.row])) left_over.push_back(c);
-    in_parallel(left_over.size(), 1, threads, [&](int64_t i) {
-        Candidate& c = left_over[i];
-        c.upper = value_at(p, weights, c.row, c.place);
+            if (!is_flat[c.row] && !(c.upper < floor[c.row])) candidates.push_back(c);
+    const int64_t count = candidates.size();
+    in_parallel(count, std::max<int64_t>(1, count / (threads * 8)), threads, [&](int64_t i) {
+        candidates[i].value = value_at(p, weights, candidates[i].row, candidates[i].place);
     });
-    for (const Candidate& c : left_over) best[c.row].see(c.upper, c.place);
+    std::fill(best, best + p.m, Best{});
+    for (const Candidate& c : candidates) best[c.row].see(c.value, c.place);
+    std::vector<int64_t> flat;
+    for (int64_t r = 0; r < p.m; r++)
+        if (is_flat[r]) flat.push_back(r);
     find_whole(p, weights, flat, threads, best);
 }
 
@@ -188,12 +204,12 @@ void tell(const std::vector<Best>& best, int64_t* places, float* values) {
         return 0;                                                                                                        \
     }                                                                                                                    \
     extern "C" int pagetide_screened_argmax_##name(const float* x, const void* weights, const void* numbers,             \
-                                                   const float* scales, const float* errors, const float* norms,         \
+                                                   const float* scales, const float* errors, const float* sizes_of,        \
                                                    int64_t* places, float* values, const int64_t* sizes, int threads) {  \
         try {                                                                                                            \
             const Product p{x, nullptr, nullptr, sizes[0], sizes[1], sizes[2], sizes[3], 0};                             \
             std::vector<Best> best(p.m);                                                                                 \
-            find_screened(p, (const type*)weights, Screen{(const uint8_t*)numbers, scales, errors, norms}, threads,      \
+            find_screened(p, (const type*)weights, Screen{(const uint8_t*)numbers, scales, errors, sizes_of}, threads,      \
                           best.data());                                                                                  \
             tell(best, places, values);                                                                                  \
         } catch (const std::bad_alloc&) { return 1; }                                                                    \

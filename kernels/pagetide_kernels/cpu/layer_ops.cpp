@@ -5,7 +5,6 @@
 
 namespace {
 
-
 inline float inverse_root(const float* x, int64_t n, float eps) {
     float sum = 0;
 #pragma omp simd reduction(+ : sum)
@@ -33,9 +32,8 @@ inline void add_norm_row(float* hidden, const float* x, const float* own, const 
 }
 
 inline float silu(float x) { return x / (1.f + exponential(-x)); }
-inline float gelu_tanh(float x) {
-    return .5f * x * (1.f + hyperbolic_tangent(.7978845608028654f * (x + .044715f * x * x * x)));
-}
+// (1 + tanh y) / 2 is 1 / (1 + e^-2y), which loses no digits where tanh is near -1.
+inline float gelu_tanh(float x) { return x / (1.f + exponential(-1.5957691216057308f * (x + .044715f * x * x * x))); }
 
 inline void gate_row(const float* gate, int64_t n, bool gelu, float* to) {
     const float* up = gate + n;

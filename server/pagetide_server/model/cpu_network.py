@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -17,12 +18,15 @@ import torch
 
 from pagetide_kernels.cpu import layer_ops
 from pagetide_kernels.cpu.decoder_layers import DecoderLayers
+from pagetide_spec.config import GIB
 
 from .batch import Batch
 from .cpu_layers import CpuLayer, norm_of
 from .head import Head
 from .kinds import kind_of
 from .rotary_table import RotaryTable
+
+log = logging.getLogger(__name__)
 
 Caches = list[tuple[torch.Tensor, torch.Tensor]]
 
@@ -86,7 +90,14 @@ def cpu_network(network: Any, max_model_len: int) -> CpuNetwork | None:
     if not layers or not hasattr(base, "rotary_emb") or not kind_of(getattr(base, "norm", base)).endswith("RMSNorm"):
         return None
     made = CpuNetwork(network, layers, max_model_len)
-    return made if _is_all(made, network, layers) else None
+    if not _is_all(made, network, layers):
+        return None
+    made.head.prepare()
+    if made.head.nbytes:
+        log.info(
+            "greedy tokens are found without their logits: %.2f GiB of 8 bits beside the matrix", made.head.nbytes / GIB
+        )
+    return made
 
 
 def _kinds(network: Any, layers: list[CpuLayer]) -> list[str | None]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from pagetide_kernels.linear_argmax import linear_argmax, screen_of
+from pagetide_kernels.linear_argmax import Screen, linear_argmax, screen_of
 
 from .packed import PackedLinear
 
@@ -21,10 +21,19 @@ class Head:
     def __init__(self, matrix: Any, soft_cap: float | None) -> None:
         """`matrix` is a linear layer; logits are bounded by `soft_cap`, if there is one."""
         self._matrix, self._soft_cap = matrix, soft_cap
-        self.chooses = (
-            isinstance(matrix, PackedLinear) and matrix.packed.panels and matrix.bias is None and not soft_cap
-        )
-        self._screen = screen_of(matrix.packed) if self.chooses else None
+        is_plain = isinstance(matrix, PackedLinear) and matrix.packed.panels and matrix.bias is None
+        self.chooses = is_plain and soft_cap is None
+        self._screen: Screen | None = None
+
+    def prepare(self) -> None:
+        """Make the screen with which `likeliest` reads few of the weights; it takes memory, see `nbytes`."""
+        if self.chooses and self._screen is None:
+            self._screen = screen_of(self._matrix.packed)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that is taken beside the matrix."""
+        return 0 if self._screen is None else self._screen.nbytes
 
     @property
     def vocab_size(self) -> int:

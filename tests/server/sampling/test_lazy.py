@@ -50,6 +50,7 @@ def head(request: Any) -> Watched:
     made = Watched(PackedLinear(pack(weight, request.param), None), None)
     if not made.chooses:
         pytest.skip("no C++ compiler")
+    made.prepare()
     return made
 
 
