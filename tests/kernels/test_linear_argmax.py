@@ -85,6 +85,12 @@ def test_sums_that_float32_rounds_on_their_way_are_within_the_bound(seed: int) -
     check(weight, torch.full((3, 8192), 127.0))
 
 
+@pytest.mark.parametrize("scale", [1e-23, 1e-25, 1e-28])
+def test_weights_whose_squares_are_no_float32_do_not_deceive_the_screen(scale: float) -> None:
+    torch.manual_seed(0)
+    check(torch.randn(3000, 64) * scale, torch.randn(200, 64) / scale)
+
+
 def test_of_equal_rows_the_first_is_taken() -> None:
     torch.manual_seed(0)
     weight = torch.randn(100, 64).repeat(40, 1)

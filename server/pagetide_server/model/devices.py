@@ -42,12 +42,16 @@ def find_device(devices: Path = Path("/dev")) -> torch.device:
 def _unused(devices: Path) -> Path | None:
     """The file of a GPU that torch should see, if there is one."""
     is_for_amd = torch.version.hip is not None
-    # (An empty one hides all; so does -1.)
-    if any(os.environ.get(name, "0") in ("", "-1") for name in _CHOOSE + (_CHOOSE_OF_AMD if is_for_amd else ())):
+    if any(map(_hides_all, _CHOOSE + (_CHOOSE_OF_AMD if is_for_amd else ()))):
         return None
     # An AMD GPU is within many processors, and of no use for a torch that was built for CUDA.
     pattern = "kfd" if is_for_amd else "nvidia[0-9]*"
     return min(devices.glob(pattern), default=None)
+
+
+def _hides_all(variable: str) -> bool:
+    """Whether an environment variable chooses no GPU: what follows the first entry that is none does not count."""
+    return os.environ.get(variable, "0").split(",")[0].strip() in ("", "-1", "NoDevFiles")
 
 
 def _reason() -> str:

@@ -16,6 +16,7 @@ from pagetide_spec.config import EngineConfig
 from pagetide_spec.errors import SettingError
 
 from .attention import ATTENTION_NAME, HARMLESS, AttentionCall, PagedKeywordLost, register, relay
+from .rotary import settle_frequencies
 
 PLAIN_LAYER_TYPES = {"full_attention", "sliding_attention"}
 
@@ -87,6 +88,7 @@ def examine(hf_config: Any, config: EngineConfig) -> Shape:
     if problem := _stated_problem(hf_config):
         raise _refused(config, kind, problem)
     network = _on_meta(hf_config, config, kind)
+    settle_frequencies(network)
     recorder, relayed = _Recorder(), False
     try:
         try:

@@ -49,7 +49,7 @@ def test_the_cpu_serves_where_torch_could_see_nothing(names: tuple[str, ...], tm
     assert find_device(machine(tmp_path, *names)) == torch.device("cpu")
 
 
-@pytest.mark.parametrize("hidden", ["", "-1"])
+@pytest.mark.parametrize("hidden", ["", "-1", "-1,0", "NoDevFiles"])
 def test_the_cpu_serves_where_the_gpu_is_hidden(hidden: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
     assert find_device(machine(tmp_path, "nvidia0")) == torch.device("cpu")

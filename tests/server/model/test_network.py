@@ -65,6 +65,11 @@ def test_the_shape_of_a_network_with_windows() -> None:
     assert not shape.relayed
 
 
+def test_dynamic_rotary_frequencies_are_no_reason_to_refuse_a_model() -> None:
+    rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+    assert len(examine(make("llama", rope_parameters=rope), CONFIG).layers) == 2
+
+
 def test_parameters_count_tied_weights_once(tiny_model: Callable[[str], Path]) -> None:
     from transformers import AutoModelForCausalLM
 
