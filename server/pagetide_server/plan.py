@@ -234,16 +234,20 @@ def describe(plan: ModelPlan) -> str:
     shorter = f", all that the cache holds of the model's {plan.model_window:,}"
     shorter = shorter if plan.max_model_len < plan.model_window else ""
     kept = f"int8 and {plan.dtype}" if plan.quantization == "int8" else plan.dtype
+    on_cpu = plan.quantization == "int8"  # no GPU runs weights that are rounded at start
     rows = [
         ("model", f"{plan.model} ({plan.architecture}, {plan.layers} layers)"),
-        ("device memory", gib[0]),
+        ("device memory", f"{gib[0]} {'free of a CPU' if on_cpu else 'of a GPU'}"),
         ("weights", f"{gib[1]} ({plan.parameters:,} parameters, {kept})"),
-        ("activations", f"{gib[2]} (estimated; the engine measures them)"),
-        ("runtime", f"{gib[3]} (usual)"),
+        ("activations", f"{gib[2]} (estimated{'' if on_cpu else '; the engine measures them'})"),
+        *(() if on_cpu else (("runtime", f"{gib[3]} (usual)"),)),
         ("KV cache", f"{plan.cache_bytes / GIB:.2f} GiB of {plan.cache_dtype}, {plan.bytes_per_token:,} bytes a token"),
         ("blocks", f"{plan.blocks:,} of {plan.block_size} tokens: {plan.blocks * plan.block_size:,} tokens"),
         ("window", f"{plan.max_model_len:,} tokens{shorter}"),
-        *(("concurrency", f"{count:,} sequences of {length:,} tokens") for length, count in plan.concurrency.items()),
+        *(
+            ("concurrency", f"{count:,} sequence{'' if count == 1 else 's'} of {length:,} tokens")
+            for length, count in plan.concurrency.items()
+        ),
     ]
     if plan.windowed_layers:
         rows.append(("note", f"{plan.windowed_layers} layers have a sliding window; they keep all blocks nevertheless"))

@@ -54,6 +54,9 @@ def test_weights_of_eight_bits_are_counted_as_such(tiny_model: Tiny, capsys: pyt
     assert main([str(tiny_model("qwen3")), "--quantization=int8", "--dtype=float16"]) == 0
     said = capsys.readouterr().out
     assert "parameters, int8 and float16)" in said
+    assert "GiB free of a CPU\n" in said
+    assert "usual" not in said
+    assert "measures" not in said
     assert "GiB of float16, " in said
 
 
@@ -185,7 +188,9 @@ def test_a_window_that_the_cache_cannot_hold_is_told(tiny_model: Tiny, capsys: p
     assert main([str(tiny_model("llama")), "--kv-cache-memory-gib=0.0001", "--dtype=float32"]) == 0
     out = capsys.readouterr().out
     assert "window         272 tokens, all that the cache holds of the model's 512" in out
-    assert "1 sequences of 272 tokens" in out
+    assert "1 sequence of 272 tokens" in out
+    assert "GiB of a GPU\n" in out
+    assert "(usual)" in out
 
 
 def test_the_table_says_that_windows_save_nothing(tiny_model: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
