@@ -11,8 +11,8 @@ def import_transformers(needs_triton: bool) -> None:
     """Import transformers' base of all networks.
 
     On its way torch looks whether Triton can be imported, whatever the device: 70 MB of it would then lie in memory for
-    nothing. Unless it is needed, that look finds none. Who imports Triton later gets it; a thread that does so during this
-    import, a second in the first process of a machine, is told that there is none.
+    nothing. Unless it is needed, that look finds none. Who imports Triton later gets it; a thread that does so during
+    this import is told that there is none.
     """
     with contextlib.nullcontext() if needs_triton else _hidden("triton"):
         import transformers.modeling_utils  # noqa: F401
