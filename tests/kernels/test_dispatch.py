@@ -226,4 +226,5 @@ def test_every_instruction_set_computes_the_same(empty_cache: Path, capability: 
     process = start(COMPARE, ATEN_CPU_CAPABILITY=capability, PAGETIDE_KERNELS="cpp")
     differences = [float(line) for line in process.communicate(timeout=200)[0].split()]
     assert len(differences) == 11
-    assert max(differences) < 2e-6
+    # Both sides of attention are float32; each is within 2e-6 of what float64 gives (scores go up to 10).
+    assert max(differences) < 4e-6

@@ -10,22 +10,18 @@ from typing import Any
 import torch
 
 from pagetide_kernels import dispatch
-from pagetide_spec.config import GIB, EngineConfig
+from pagetide_spec.config import EngineConfig
 from pagetide_spec.errors import SettingError, shorten
 
 from ..checkpoint.files import Progress, check_whole, eos_token_ids, read_json, resolve, silent, weight_files
 from .cpu_network import CpuNetwork, cpu_network
 from .devices import find_device
-from .fused import fuse
 from .light_imports import import_transformers
 from .mapped import own_weights
 from .network import Layer, Shape, examine
-from .packed import pack_network
-from .projections import merge_projections
-from .residual import join_residuals
-from .rotary import defer_rotary, settle_frequencies
 from .stored import restore_computed, stored_dtype
-from .weights import dtype_name, load_weights, reported_weights
+from .swapping import use_cpu_ops, use_gpu_ops
+from .weights import load_weights, reported_weights
 
 log = logging.getLogger(__name__)
 
@@ -77,9 +73,9 @@ def load(config: EngineConfig, progress: Progress = silent) -> LoadedModel:
     with reported_weights(progress):
         network, kept_as = _load_network(folder, config, device, shape, dtype, may_stay_narrow=packs)
     if kernels == "triton" and device.type == "cuda":
-        _use_fused_ops(network)
+        use_gpu_ops(network)
     if packs:
-        _pack(network, shape, config, dtype, kept_as)
+        use_cpu_ops(network, shape, config, dtype, kept_as)
     elif device.type == "cpu":
         own_weights(network)
     return LoadedModel(
@@ -219,28 +215,6 @@ def _load_network(
         if restore_computed(network):
             return network, narrow
     return load_weights(folder, config, dtype, device, shape), dtype
-
-
-def _pack(network: Any, shape: Shape, config: EngineConfig, dtype: torch.dtype, kept_as: torch.dtype) -> None:
-    """Bring the network's matrices into the form of the CPU ops; says what they take."""
-    kind = "int8" if config.quantization == "int8" else "own"
-    taken = pack_network(network, shape.layers, kind, float_activations=dtype == torch.float32)
-    log.info("linear layers: %.2f GiB of %s", taken / GIB, "int8" if kind == "int8" else dtype_name(kept_as))
-
-
-def _use_fused_ops(network: Any) -> None:
-    """Let the layers run on the Triton ops, as far as they are known; says how far."""
-    settle_frequencies(network)
-    log.info("layers swapped for fused ones: %s", ", ".join(fuse(network)) or "none is known")
-    merged, (joined, passing), deferred = merge_projections(network), join_residuals(network), defer_rotary(network)
-    log.info(
-        "layers whose query, key and value are one product: %d; whose outputs are added by the norms behind: %d of "
-        "attention, %d of the gated layer; that leave rotation to the cache's op: %d",
-        merged,
-        joined,
-        passing,
-        deferred,
-    )
 
 
 def _kernels(device: torch.device) -> str:

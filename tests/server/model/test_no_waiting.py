@@ -21,8 +21,9 @@ from pagetide_kernels import dispatch
 from pagetide_server.engine.sequence import UNKNOWN_TOKEN, Carried, Row, Step
 from pagetide_server.model import batch as batch_module
 from pagetide_server.model.graphs import CudaRecorder
-from pagetide_server.model.loader import LoadedModel, _use_fused_ops
+from pagetide_server.model.loader import LoadedModel
 from pagetide_server.model.runner import Runner
+from pagetide_server.model.swapping import use_gpu_ops
 
 pytest.importorskip("triton")
 
@@ -150,7 +151,7 @@ def _of(rotary: Any, kind: str) -> Any:
 
 def check_steps(on_gpu: LoadedModel, toy: Toy) -> None:
     """Assert that no step of it waits."""
-    _use_fused_ops(on_gpu.network)
+    use_gpu_ops(on_gpu.network)
     runner = Runner(on_gpu, 8, 0, 16)
     decode, newest, chunk = (toy.make_sequence([5] * 20, [i, i + 1]) for i in (0, 2, 4))
     newest.tokens.append(UNKNOWN_TOKEN)

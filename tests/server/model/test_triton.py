@@ -15,8 +15,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pagetide_server.model.fused import fuse
-from pagetide_server.model.loader import LoadedModel, _use_fused_ops
+from pagetide_server.model.loader import LoadedModel
 from pagetide_server.model.residual import join_residuals
+from pagetide_server.model.swapping import use_gpu_ops
 
 pytest.importorskip("triton")
 
@@ -89,7 +90,7 @@ def test_greedy_equals_generate(
 ) -> None:
     loaded = plain(kind)
     caplog.set_level(logging.INFO)
-    _use_fused_ops(loaded.network)
+    use_gpu_ops(loaded.network)
     assert (
         f"one product: 3; whose outputs are added by the norms behind: {joined} of attention, {joined}" in caplog.text
     )
