@@ -108,10 +108,25 @@ def module_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..
     yield from running_in(tmp_path_factory.mktemp("run"))
 
 
+# Starters of commands that the tests of a folder share.
+SHARED: list[Iterator[Callable[..., Run]]] = []
+
+
 @pytest.fixture(scope="session")
 def session_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Run]]:
-    """The same for what all tests of a folder look at together."""
-    yield from running_in(tmp_path_factory.mktemp("run"))
+    """The same for what all tests of a folder look at together; it ends behind the last of them."""
+    starting = running_in(tmp_path_factory.mktemp("run"))
+    SHARED.append(starting)
+    yield next(starting)
+    next(starting, None)
+
+
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """End what a folder's tests shared where the next test is another folder's: it would slow down all that follow."""
+    folder = HERE / item.path.relative_to(HERE).parts[0]
+    if nextitem is None or folder not in nextitem.path.parents:
+        while SHARED:
+            next(SHARED.pop(), None)
 
 
 def running_in(folder: Path) -> Iterator[Callable[..., Run]]:

@@ -11,7 +11,6 @@ import socket
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -178,21 +177,18 @@ def fleet(servers: None, session_run: Any, until: Any, tmp_path_factory: pytest.
 
 
 @pytest.fixture(scope="session")
-def prometheus(
-    fleet: Any, session_run: Any, until: Any, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Observed]:
+def prometheus(fleet: Any, session_run: Any, until: Any, tmp_path_factory: pytest.TempPathFactory) -> Observed:
     """Prometheus, which sees all of them."""
     folder, port = tmp_path_factory.mktemp("prometheus"), free_port()
     gateway, operator = fleet
-    run = session_run(
+    session_run(
         f"--config.file={configuration(folder, gateway, operator)}", f"--storage.tsdb.path={folder}/data",
         f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn", program=PROMETHEUS,
     )  # fmt: skip
     found = Observed(f"http://127.0.0.1:{port}", f"http://127.0.0.1:{gateway}")
     until(lambda: answers(found), 60)
     until(lambda: found.number("count(up == 1)") == 4, 60)
-    yield found
-    assert run.process.poll() is None, run.text
+    return found
 
 
 def answers(found: Observed) -> bool:
