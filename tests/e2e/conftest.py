@@ -42,8 +42,10 @@ class Run:
         folder: Path,
         program: str = sys.executable,
         environment: Mapping[str, str] | None = None,
+        is_to_last: bool = False,
     ) -> None:
-        self.mark = uuid.uuid4().hex
+        """`is_to_last`: that it ends by itself, before it is ended, is a fault."""
+        self.mark, self.is_to_last = uuid.uuid4().hex, is_to_last
         path = os.pathsep.join(str(ROOT / p) for p in ("operator", "server", "kernels"))
         self.output = folder / f"output-{self.mark}"
         self.process = subprocess.Popen(
@@ -138,6 +140,7 @@ def running_in(folder: Path) -> Iterator[Callable[..., Run]]:
         return runs[-1]
 
     yield start
+    ended = [one.text for one in runs if one.is_to_last and one.process.poll() is not None]
     for one in runs:
         one.process.kill()
         one.process.wait()
@@ -146,6 +149,7 @@ def running_in(folder: Path) -> Iterator[Callable[..., Run]]:
         finally:
             for pid in one.left_over():
                 os.kill(pid, signal.SIGKILL)
+    assert not ended, ended
 
 
 @pytest.fixture(scope="session")

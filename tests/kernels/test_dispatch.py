@@ -169,12 +169,12 @@ def test_a_library_that_cannot_be_loaded_is_named(empty_cache: Path, monkeypatch
 needs_compiler = pytest.mark.skipif(not any(map(shutil.which, build.COMPILERS)), reason="no C++ compiler")
 # Whatever was built ahead in this tree does not count.
 LOAD = "from pagetide_kernels.cpu import build; build.PREBUILT = build.FOLDER / 'none'; build.load(); print('loaded')"
-# Prints the largest differences between ops and their references: attention over a mixed batch, matrix products. (The
+# Prints the largest differences between ops and what they mean: attention over a mixed batch (in float64: the float32
+# reference is itself 1e-6 off), matrix products, the search for the largest of them. (The
 # products' results are greater than attention's, and a number half-way between two may be rounded either way.)
 COMPARE = """
 import torch
 from pagetide_kernels.paged_attention import paged_attention
-from pagetide_kernels.reference.paged_attention import paged_attention as reference
 torch.manual_seed(1)
 ints = lambda *v: torch.tensor(v, dtype=torch.int32)
 keys, values = torch.randn(2, 40, 16, 2, 39)
@@ -182,9 +182,21 @@ batch = dict(
     query=torch.randn(24, 6, 39), key_cache=keys, value_cache=values,
     block_tables=torch.randperm(40)[:38].int().view(2, 19), context_lens=ints(300, 90), query_starts=ints(0, 1, 24),
 )
+def attended(query, key_cache, value_cache, block_tables, context_lens, query_starts, scale, cap=None):  # in float64
+    out = torch.empty(query.shape, dtype=torch.float64)
+    for s, (first, end) in enumerate(zip(query_starts[:-1].tolist(), query_starts[1:].tolist())):
+        keys, values = (c[block_tables[s].long()].flatten(0, 1).double() for c in (key_cache, value_cache))
+        group = query.shape[1] // keys.shape[1]
+        for row in range(first, end):
+            seen = int(context_lens[s]) - end + row + 1
+            for head in range(query.shape[1]):
+                scores = keys[:seen, head // group] @ query[row, head].double() * scale
+                scores = scores if cap is None else cap * torch.tanh(scores / cap)
+                out[row, head] = torch.softmax(scores, 0) @ values[:seen, head // group]
+    return out
 for cap in (None, 2.0):
     got = paged_attention(**batch, max_query_len=23, max_context_len=300, scale=0.4, soft_cap=cap)
-    print(float((got - reference(**batch, scale=0.4, soft_cap=cap)).abs().max()))
+    print(float((got - attended(**batch, scale=0.4, cap=cap)).abs().max()))
 from pagetide_kernels.packed_linear import linear, pack
 from pagetide_kernels.reference import linear as plain
 weight, x = torch.randn(75, 70), torch.randn(9, 70)
@@ -201,7 +213,7 @@ for kept in (weight, weight.half(), weight.bfloat16()):
 heads = torch.randn(2, 40, 16, 1, 64).bfloat16()
 wide = dict(batch, query=torch.randn(24, 2, 64), key_cache=heads[0], value_cache=heads[1])
 got = paged_attention(**wide, max_query_len=23, max_context_len=300, scale=0.2)
-print(float((got - reference(**wide, scale=0.2)).abs().max()))
+print(float((got - attended(**wide, scale=0.2)).abs().max()))
 """
 
 
@@ -226,5 +238,4 @@ def test_every_instruction_set_computes_the_same(empty_cache: Path, capability: 
     process = start(COMPARE, ATEN_CPU_CAPABILITY=capability, PAGETIDE_KERNELS="cpp")
     differences = [float(line) for line in process.communicate(timeout=200)[0].split()]
     assert len(differences) == 11
-    # Both sides of attention are float32; each is within 2e-6 of what float64 gives (scores go up to 10).
-    assert max(differences) < 4e-6
+    assert max(differences) < 2e-6

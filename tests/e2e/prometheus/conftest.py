@@ -183,7 +183,7 @@ def prometheus(fleet: Any, session_run: Any, until: Any, tmp_path_factory: pytes
     gateway, operator = fleet
     session_run(
         f"--config.file={configuration(folder, gateway, operator)}", f"--storage.tsdb.path={folder}/data",
-        f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn", program=PROMETHEUS,
+        f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn", program=PROMETHEUS, is_to_last=True,
     )  # fmt: skip
     found = Observed(f"http://127.0.0.1:{port}", f"http://127.0.0.1:{gateway}")
     until(lambda: answers(found), 60)
