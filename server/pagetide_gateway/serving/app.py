@@ -204,5 +204,5 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 async def _api_error(request: Request, error: Any) -> Response:
-    extra = {key.decode(): value.decode() for key, value in error.headers()}
-    return Response(error.body(), error.status, media_type="application/json", headers={**extra, **_id_header(request)})
+    headers = {**error.headers, **_id_header(request)}
+    return Response(error.body(), error.status, media_type="application/json", headers=headers)
