@@ -50,7 +50,10 @@ def refusal(output: SequenceOutput, expected_wait: float) -> ApiError:
         return invalid(output.error)
     if output.error_kind == "queue_full":
         return ApiError(429, output.error, code="queue_full", retry_s=min(expected_wait, MAX_RETRY_AFTER_SECONDS))
-    return ApiError(500, output.error or "the engine failed on this request", code="engine_error")
+    # Whatever the engine raised: it may tell of other requests, of paths, of the machine.
+    log.error("request %s: the engine failed: %s", output.request_id, output.error)
+    message = "the engine failed on this request; the server's log has the details under the request's id"
+    return ApiError(500, message, code="engine_error")
 
 
 def translate(error: BaseException) -> ApiError:
