@@ -31,6 +31,7 @@ from pagetide_spec.config import EngineConfig
 from pagetide_spec.errors import SettingError
 
 GIB = 1 << 30
+GPU = Memory(10 * GIB, 0, on_gpu=True)
 Load = Callable[[str], LoadedModel]
 
 
@@ -139,7 +140,7 @@ def test_no_room_says_what_to_change(
         pytest.param({}, Memory(64 * GIB, GIB, on_gpu=False), 1 * GIB, 4 * GIB, id="CPU: no more than nobody asks for"),
         pytest.param({}, Memory(64 * GIB, GIB, on_gpu=False), 6 * GIB, 6 * GIB, id="CPU: one window in any case"),
         pytest.param({}, Memory(10 * GIB, GIB, on_gpu=False), 6 * GIB, 4 * GIB, id="CPU: but not beyond the part"),
-        pytest.param({}, Memory(5 * GIB, 4 * GIB, on_gpu=False), 1 * GIB, GIB, id="CPU: no more than activations leave"),
+        pytest.param({}, Memory(5 * GIB, 4 * GIB, on_gpu=False), 1 * GIB, GIB, id="CPU: what activations leave"),
         pytest.param({}, Memory(5 * GIB, 6 * GIB, on_gpu=False), 1 * GIB, 0, id="CPU: activations leave nothing"),
         pytest.param({}, Memory(80 * GIB, 20 * GIB, on_gpu=True), GIB, 52 * GIB, id="GPU: the share less what is held"),
         pytest.param({}, Memory(10 * GIB, 20 * GIB, on_gpu=True), GIB, -11 * GIB, id="GPU: not even room for the rest"),
@@ -159,7 +160,8 @@ def test_room(settings: dict[str, float], memory: Memory, window: int, found: in
         pytest.param(Memory(80 * GIB, 20 * GIB, on_gpu=True), "60 GiB free beside weights and activations; .* 60$",
                      id="a GPU"),
         pytest.param(Memory(66 * GIB, 2 * GIB, on_gpu=False), "64 GiB free beside activations; .* 64$", id="a CPU"),
-        pytest.param(Memory(10 * GIB, 20 * GIB, on_gpu=True), "0 GiB free .*; lower .*, or take a device with more", id="no room"),
+        pytest.param(Memory(10 * GIB, 20 * GIB, on_gpu=True), "0 GiB free .*; lower .*, or take a device with more",
+                     id="no room"),
     ],
 )  # fmt: skip
 def test_more_than_activations_leave_is_refused(memory: Memory, problem: str) -> None:
@@ -199,7 +201,7 @@ def test_tokens_of_a_step(settings: dict[str, object], device: str, tokens: int)
 def test_no_room_on_a_gpu_names_its_share() -> None:
     config = EngineConfig(max_model_len=4096)
     with pytest.raises(SettingError) as caught:
-        check_room(config, blocks=100, block_bytes=1 << 20, max_model_len=4096, memory=Memory(10 * GIB, 0, True))
+        check_room(config, blocks=100, block_bytes=1 << 20, max_model_len=4096, memory=GPU)
     assert caught.value.field == "gpu_memory_utilization"
     # 156 MiB are missing of 10 GiB.
     assert caught.value.problem == (
@@ -218,7 +220,7 @@ def test_the_advised_gpu_is_large_enough(missing: int) -> None:
 
 def test_no_room_on_any_share_of_a_gpu_says_how_large_it_must_be() -> None:
     with pytest.raises(SettingError) as caught:
-        check_room(EngineConfig(), blocks=-3000, block_bytes=1 << 20, max_model_len=4096, memory=Memory(10 * GIB, 0, True))
+        check_room(EngineConfig(), blocks=-3000, block_bytes=1 << 20, max_model_len=4096, memory=GPU)
     # 128 blocks for 2,048 tokens and 3,000 that the rest lacks, beside 9 GiB.
     assert caught.value.problem == (
         "2048 tokens need 0.125 GiB of KV cache, but there is room for 0 tokens; set it to 1 on a GPU of at least "
