@@ -68,8 +68,8 @@ class Cluster:
         path = collection_path(version, plural, namespace or self.namespace)
         return f"{path}/{name}" if name else path
 
-    async def until(self, check, seconds=20, detail=None):
-        return await until(check, seconds, detail)
+    async def until(self, check, seconds=20, detail=None, pause=0.1):
+        return await until(check, seconds, detail, pause)
 
     def manifest(self, name, env=None, **spec):
         return manifest(name, env, **spec)
@@ -103,14 +103,14 @@ _PLACES = {
 }
 
 
-async def until(check, seconds=20, detail=None):
-    """The first true result of an async check."""
+async def until(check, seconds=20, detail=None, pause=0.1):
+    """The first true result of an async check, made again after each pause."""
     end = time.monotonic() + seconds
     while not (result := await check()):
         if time.monotonic() > end:
             more = f": {await detail()}" if detail else ""
             raise AssertionError(f"not within {seconds} s{more}")
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(pause)
     return result
 
 
