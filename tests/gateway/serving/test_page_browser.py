@@ -48,6 +48,7 @@ async def refuse(request: web.Request) -> web.StreamResponse:
     return web.json_response({"error": {"message": "the prompt is too long"}}, status=400)
 
 
+@pytest.mark.usefixtures("quick_points")
 async def test_the_page_shows_the_fleet_and_answers_a_prompt(start_replicas, start_gateway, browser):
     replicas = await start_replicas(2)
     tokens = [0]
