@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from pagetide_spec.config import EngineConfig, setting_of
+from pagetide_spec.config import EngineConfig
 from pagetide_spec.errors import PagetideError, SettingError
+from pagetide_spec.setting import setting_of
 
 from .before_torch import prepare_environment
 from .inputs import Message, Prompt, as_conversations, as_list, one_each
