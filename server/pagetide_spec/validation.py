@@ -11,9 +11,9 @@ from typing import Any
 
 import jsonschema
 
-from .config import unknown_hint
 from .errors import SettingError
 from .rules import PATTERN_WORDS, REPLICAS_OR_AUTOSCALING, RULES, Rule
+from .setting import unknown_hint
 
 Schema = Mapping[str, Any]
 
