@@ -36,9 +36,13 @@ def uses() -> set[tuple[str, str]]:
     }
 
 
+async def application(scope, receive, send):
+    """Is never asked."""
+
+
 async def test_all_that_is_used_of_uvicorn_is_there():
     objects = {
-        HttpToolsProtocol: HttpToolsProtocol(Config(uses), ServerState(), {}),
+        HttpToolsProtocol: HttpToolsProtocol(Config(application, ws="none"), ServerState(), {}),
         RequestResponseCycle: RequestResponseCycle(**dict.fromkeys(inspect.signature(RequestResponseCycle).parameters)),
         FlowControl: FlowControl(None),
     }
