@@ -24,6 +24,8 @@ TIMEOUT_S = 5.0
 MOST_BYTES = 32 << 20
 # The window over which rates and quantiles are told.
 WINDOW_S = 30.0
+# Of what is wrong with a service; the rest is in its status.
+_BROKEN_LENGTH = 100
 
 
 class NoAnswer(PagetideError):
@@ -229,4 +231,6 @@ def service_line(service: Mapping[str, Any]) -> str:
     ready = sum(r["state"] == "ready" for r in service["replicas"])
     in_flight = sum(r["inFlight"] for r in service["replicas"])
     held = f", {service['held']:d} held" if service["held"] else ""
-    return f"{plain(service['model'])}: {ready} of {len(service['replicas'])} ready, {in_flight} in flight{held}"
+    broken = f", cannot start: {plain(str(service['broken'])[:_BROKEN_LENGTH])}" if service.get("broken") else ""
+    counts = f"{ready} of {len(service['replicas'])} ready, {in_flight} in flight"
+    return f"{plain(service['model'])}: {counts}{held}{broken}"
