@@ -14,6 +14,7 @@ import aiohttp
 from pagetide_spec.errors import PagetideError
 from pagetide_spec.metrics import GATEWAY_METRICS
 from pagetide_spec.names import PATH_METRICS, PATH_READY, PATH_SUMMARY
+from pagetide_spec.web import whole_body
 
 from .exposition import Change, Look, has_begun_anew, look
 from .frame import Frame, Row, row_of
@@ -107,20 +108,11 @@ class Web:
         timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
         try:
             async with self.session.get(self.url + path, headers=headers, timeout=timeout) as reply:
-                return reply.status, await self._body(reply)
+                return reply.status, (await whole_body(reply.content.iter_any(), MOST_BYTES)).decode()
         except TimeoutError:
             raise NoAnswer(f"{self.url} does not answer within {TIMEOUT_S:g} s") from None
-        except (aiohttp.ClientError, OSError, UnicodeDecodeError) as error:
-            raise NoAnswer(f"{self.url}: {error}") from None
-
-    async def _body(self, reply: aiohttp.ClientResponse) -> str:
-        """All of it, unless it has no end."""
-        body = bytearray()
-        async for piece in reply.content.iter_any():
-            body += piece
-            if len(body) > MOST_BYTES:
-                raise NoAnswer(f"{reply.url} answers with more than {MOST_BYTES >> 20} MiB; is this the address?")
-        return body.decode()
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise NoAnswer(f"{self.url}{path}: {error}") from None
 
 
 async def source_at(web: Web) -> Source:

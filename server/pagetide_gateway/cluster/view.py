@@ -76,7 +76,7 @@ def _broken(resource: Mapping[str, Any]) -> tuple[str, str]:
     """
     metadata = resource["metadata"]
     conditions = _mapping(resource.get("status")).get("conditions") or []
-    ready = next((c for c in conditions if c.get("type") == "Ready"), {})
+    ready: Mapping[str, Any] = next((c for c in conditions if c.get("type") == "Ready"), {})
     reason, message = str(ready.get("reason")), str(ready.get("message"))
     is_old = ready.get("observedGeneration") != metadata.get("generation")
     if ready.get("status") != "False" or is_old or not needs_change(reason, message):
