@@ -1,4 +1,4 @@
-"""What every HTTP server of ours does alike: its listening socket, the id of a request, how much of an answer is read."""
+"""What is alike wherever we speak HTTP: a listening socket, the id of a request, how much of an answer is read."""
 
 from __future__ import annotations
 
