@@ -225,7 +225,7 @@ def start(code: str, **environment: str) -> subprocess.Popen[str]:
 
 
 @needs_compiler
-def test_processes_that_start_together_build_once(empty_cache: Path) -> None:
+def test_processes_that_start_together_build_once(empty_cache: Path, quick_compiler: None) -> None:
     processes = [start(LOAD) for _ in range(3)]
     assert [p.communicate(timeout=200)[0] for p in processes] == ["loaded\n"] * 3
     libraries = [path for path in empty_cache.iterdir() if path.suffix != ".lock"]

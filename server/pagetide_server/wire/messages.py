@@ -171,7 +171,8 @@ class StepOutput(msgspec.Struct, tag=True, kw_only=True):
 class Ready(msgspec.Struct, tag=True, kw_only=True):
     """The model is loaded and the engine steps; what the API process must know of it.
 
-    `kv_cache_dtype` is "" where there is no cache. `step_seconds` is an estimate for the longest step.
+    `device` is the name of the processor, `device_type` torch's word for its kind. `kv_cache_dtype` is "" where there
+    is no cache. `step_seconds` is an estimate for the longest step.
     """
 
     max_model_len: int
@@ -185,6 +186,7 @@ class Ready(msgspec.Struct, tag=True, kw_only=True):
     dtype: str
     device: str
     attention: str
+    device_type: Literal["cpu", "cuda"] = "cpu"
     kv_cache_dtype: str = ""
     step_seconds: float = 0.0
 
