@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from pagetide_spec.metrics import OPERATOR_METRICS
 
-from .autoscaling.policy import LOWERED, Decision
+from .autoscaling.policy import Decision
 
 
 class Telemetry:
@@ -48,7 +48,7 @@ class Telemetry:
         for ask in decision.asks:
             self._asked.labels(*name, ask.signal).set(ask.replicas)
         # There before it happens, as above.
-        for direction, winner in (("up", "wake"), ("down", "idle"), ("down", LOWERED), *_steps(decision)):
+        for direction, winner in (("up", "wake"), ("down", "idle"), *_steps(decision)):
             self._changes.labels(*name, direction, winner)
 
     def scaled(self, name: tuple[str, str], decision: Decision, desired: int) -> None:

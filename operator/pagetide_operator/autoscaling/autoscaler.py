@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pagetide_spec.inference_service import Autoscaling
 
 from .guard import Candidate, choose_victim, replicaset_victim
-from .policy import LOWERED, Decision, Memory, decide, with_change
+from .policy import Decision, Memory, decide, with_change
 from .samples import Sample
 from .signals import Observation
 from .windows import WINDOW_S, Load, Window
@@ -122,8 +122,6 @@ class Autoscaler:
             return Step(decision, decision.replicas, undrain=names[surplus:])
         if len(fleet.replicas) < fleet.desired:
             return Step(decision, fleet.desired - 1)  # one that could not be made is not wanted any more
-        if fleet.is_rolling and decision.winner == LOWERED:
-            return Step(decision, decision.replicas)  # a rollout may hang for ever: its Deployment says who leaves
         if fleet.is_rolling or len(fleet.replicas) > fleet.desired:
             return Step(decision, fleet.desired)  # who will be left is not settled yet
         if not draining:

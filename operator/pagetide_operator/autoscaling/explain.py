@@ -7,7 +7,7 @@ from typing import Any
 
 from ..cluster.times import seconds_of, timestamp
 from .behavior import Change
-from .policy import LOWERED, Decision
+from .policy import Decision
 from .signals import queue_p95
 
 MOST_DECISIONS = 5
@@ -94,7 +94,6 @@ def _why(decision: Decision) -> str:
         "prompt": f"{seen.demand:.0f} uncached prompt tokens/s, {seen.rate or 0:.0f} for a full replica",
         "idle": "no request for idleSeconds",
         "wake": "a gateway holds a request",
-        LOWERED: f"maxReplicas is {decision.wanted}",
     }
     return reasons.get(name, "no load was measured")
 

@@ -20,8 +20,6 @@ RATE_GROWTH = 0.01 / 60
 # One scrape's rate is as uneven as its requests are: the last few count together.
 RATE_WEIGHT = 0.3
 _MOST_CHANGES = 100
-# The winner where `maxReplicas` was lowered below what there is.
-LOWERED = "maxReplicas"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -67,7 +65,7 @@ class Decision:
     Attributes:
         replicas: to be had now; one less than `current` at most.
         wanted: what the signals ask for together, before limits.
-        winner: the signal that asked for the most; `idle`, `wake` and `maxReplicas` (lowered) stand for themselves.
+        winner: the signal that asked for the most; `idle` and `wake` stand for themselves.
         limiter: what keeps `replicas` from being `wanted`, in one word; empty where nothing does.
         is_measured: some replica told its load.
     """
@@ -90,8 +88,6 @@ def decide(seen: Observation, scaling: Autoscaling, memory: Memory, wake: float 
     if seen.desired == 0:
         return _asleep(seen, scaling, memory, wake)
     found = asks(seen, scaling)
-    if seen.desired > scaling.max_replicas:
-        return _above(seen, scaling, memory, found, now)
     is_idle = _is_idle(seen, scaling, memory, now)
     if not found:
         # Without any data nothing changes; what has been wished for until now does not count as agreement, either.
@@ -106,16 +102,6 @@ def decide(seen: Observation, scaling: Autoscaling, memory: Memory, wake: float 
         memory,
     )  # fmt: skip
     return _limited(out, scaling, is_idle, now)
-
-
-def _above(seen: Observation, scaling: Autoscaling, memory: Memory, found: Sequence[Ask], now: float) -> Decision:
-    """`maxReplicas` was lowered: neither load nor `behavior` has a say, but one leaves at a time all the same."""
-    memory = dataclasses.replace(_with_wish(memory, scaling.max_replicas, scaling, now), guarded_since=None)
-    replicas = seen.desired - 1
-    return Decision(
-        seen.desired, replicas, scaling.max_replicas, LOWERED, "OneAtATime" if replicas > scaling.max_replicas else "",
-        tuple(found), seen, memory, is_measured=bool(found),
-    )  # fmt: skip
 
 
 def _bound(wanted: int, bounded: int) -> str:

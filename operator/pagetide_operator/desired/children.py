@@ -97,10 +97,9 @@ def _of_pods(service: InferenceService, fetching: Fetching) -> Iterator[Manifest
 
 
 def wanted_replicas(service: InferenceService, status: Mapping[str, Any]) -> int:
-    """How many replicas there should be: fixed, or what the autoscaler last wrote into status, and `minReplicas`.
+    """How many replicas there should be: fixed, or what the autoscaler last wrote into status, within the bounds.
 
-    The status is the autoscaler's memory: it survives a restart of the operator. More than `maxReplicas` are for the
-    autoscaler to take away, one drained replica after the other.
+    The status is the autoscaler's memory: it survives a restart of the operator.
     """
     if service.replicas is not None:
         return service.replicas
@@ -108,7 +107,7 @@ def wanted_replicas(service: InferenceService, status: Mapping[str, Any]) -> int
     if scaling is None:
         raise ValueError("a service without replicas has autoscaling")
     decided: int = status.get("desiredReplicas", max(1, scaling.min_replicas))
-    return max(decided, scaling.min_replicas)
+    return min(max(decided, scaling.min_replicas), scaling.max_replicas)
 
 
 def owner_reference(service: InferenceService) -> Manifest:

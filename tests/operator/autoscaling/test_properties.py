@@ -49,7 +49,7 @@ def scaled(autoscaling):
 @settings(max_examples=200, deadline=None)
 def test_one_leaves_at_a_time_within_the_bounds_and_never_one_that_is_busy(autoscaling, fleet, wake):
     scaling = scaled(autoscaling)
-    desired = max(len(fleet), scaling.min_replicas)  # above the most where that was lowered
+    desired = min(max(len(fleet), scaling.min_replicas), scaling.max_replicas)
     brain = Autoscaler(remembered((), desired, NOW - 100))
     made = []
     for number, (is_ready, is_draining, scrapes) in enumerate(fleet):
@@ -58,7 +58,7 @@ def test_one_leaves_at_a_time_within_the_bounds_and_never_one_that_is_busy(autos
         for age, sample in enumerate(reversed(scrapes)):
             brain.saw(name, dataclasses.replace(sample, at=NOW - 5 * (len(scrapes) - 1 - age)))
     step = brain.step(Fleet(desired, made, wake), scaling, 60, NOW)
-    assert scaling.min_replicas <= step.desired <= max(scaling.max_replicas, desired)
+    assert scaling.min_replicas <= step.desired <= scaling.max_replicas
     assert step.desired >= desired - 1
     if step.desired == 0 < desired:
         assert scaling.min_replicas == 0

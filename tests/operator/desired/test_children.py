@@ -85,7 +85,7 @@ def test_equal_services_give_equal_manifests(service):
         pytest.param({"autoscaling": {"maxReplicas": 4}}, {}, 1, id="scaled: the least at first"),
         pytest.param({"autoscaling": {"minReplicas": 0, "maxReplicas": 4}}, {}, 1, id="scaled to zero: one at first"),
         pytest.param({"autoscaling": {"maxReplicas": 4}}, {"desiredReplicas": 3}, 3, id="scaled: as last decided"),
-        pytest.param({"autoscaling": {"maxReplicas": 4}}, {"desiredReplicas": 9}, 9, id="whatever the most is"),
+        pytest.param({"autoscaling": {"maxReplicas": 4}}, {"desiredReplicas": 9}, 4, id="never above the most"),
         pytest.param(
             {"autoscaling": {"minReplicas": 2, "maxReplicas": 4}}, {"desiredReplicas": 0}, 2, id="never below the least"
         ),

@@ -4,7 +4,7 @@ import pytest
 
 from pagetide_operator.cluster.client import ApiError
 from pagetide_operator.cluster.times import timestamp
-from pagetide_spec.names import ANNOTATION_DELETION_COST, ANNOTATION_DRAINING, ANNOTATION_PAUSED, KIND, LABEL_SERVICE
+from pagetide_spec.names import ANNOTATION_DELETION_COST, ANNOTATION_DRAINING, ANNOTATION_PAUSED, KIND
 
 from .world import QUICK, running, until
 
@@ -23,38 +23,6 @@ async def test_one_leaves_after_it_was_drained(world):
     await world.tick()
     assert world.status["desiredReplicas"] == 2
     assert world.status["autoscaling"]["decisions"][-1]["limiter"] == "OneAtATime"
-
-
-async def test_a_lower_maximum_takes_one_drained_replica_after_the_other_and_says_why(world, service):
-    world.add_pods("a", "b", "c")
-    world.loads = {"a": {"running": 10, "waiting": 5}, "b": {"running": 1}, "c": {"running": 2}}
-    lowered = {"maxReplicas": 1, "behavior": {"scaleDown": {"selectPolicy": "Disabled"}}}
-    world.store.put(KIND, service(autoscaling=lowered, status={"desiredReplicas": 3}))
-    await world.tick(count=2)
-    assert ANNOTATION_DRAINING in world.annotations("b")
-    assert not world.annotations("a")
-    assert not world.annotations("c")
-    assert world.status["desiredReplicas"] == 3, "a stream runs at the one that leaves"
-    world.loads["b"] = {}
-    await world.tick()
-    assert world.status["desiredReplicas"] == 2
-    assert world.api.events[-1].startswith("3 -> 2 replicas: maxReplicas is 1 (asked: batch 3")
-    world.store.remove("Pod", world.store._objects["Pod"]["ns", "b"])
-    world.loads["c"] = {}
-    await world.tick(count=2)
-    assert world.status["desiredReplicas"] == 1
-    await world.tick(count=3)
-    assert world.status["desiredReplicas"] == 1
-
-
-async def test_a_lower_maximum_does_not_wait_for_a_rollout_that_may_hang(world, service):
-    world.add_pods("a", "b", "c")
-    rolling = {"metadata": {"name": "llm", "namespace": "ns", "labels": {LABEL_SERVICE: "llm"}, "generation": 2},
-               "spec": {}, "status": {"observedGeneration": 2, "replicas": 3, "updatedReplicas": 1}}  # fmt: skip
-    world.store.put("Deployment", rolling)
-    world.store.put(KIND, service(autoscaling={"maxReplicas": 1}, status={"desiredReplicas": 3}))
-    await world.tick(count=2)
-    assert world.status["desiredReplicas"] == 1
 
 
 async def test_a_leaver_that_another_left_in_place_of_leaves_next(world):
