@@ -29,6 +29,8 @@ _FORMATS: dict[str, Callable[[], TextParser]] = {
 }
 # What in a chat template gives a format away.
 _SIGNS = {"hermes": ("<tool_call>",), "mistral": ("[TOOL_CALLS]",), "llama3": ("<|python_tag|>", '{"name": function')}
+# Of a forced call: the form that models have learnt for calls. It is an option of the schemas' compiler.
+_ONE_LINE = {"x-guidance": {"whitespace_pattern": " ?"}}
 _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
 
@@ -131,7 +133,8 @@ def tool_params(request: ChatRequest, params: SamplingParams) -> SamplingParams:
         return params
     if params.structure is not None:
         raise invalid("tool_choice: a forced call and another form of the answer exclude each other", "tool_choice")
-    structure = Structure(kind="json", value=msgspec.json.encode(schema).decode(), field="tools")
+    value = msgspec.json.encode({**_ONE_LINE, **schema}).decode()
+    structure = Structure(kind="json", value=value, field="tools")
     return msgspec.structs.replace(params, structure=structure)
 
 

@@ -63,7 +63,7 @@ def _json_schema(value: str) -> str:
 # oneOf is followed as anyOf: a token mask cannot count how many branches a finished document has.
 _JSON_OPTIONS: Any = {"coerce_one_of": True}
 # Compact, spaced, or a line for each part with its indentation; no other layout: a small model loses itself in blanks.
-_JSON_DEFAULTS: Any = {"whitespace_pattern": r"( |\r?\n[ \t]{0,16})?"}
+_JSON_DEFAULTS: Any = {"whitespace_pattern": r"( |\r?\n( {0,16}|\t{0,4}))?"}
 
 
 def _regex(value: str) -> str:

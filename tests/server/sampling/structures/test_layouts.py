@@ -36,6 +36,7 @@ DOCUMENT = {"color": "red", "count": 3}
         pytest.param('{\n\n"color": "red", "count": 3}', False, id="an empty line"),
         pytest.param('{  "color": "red", "count": 3}', False, id="two spaces where one is enough"),
         pytest.param("{\n" + " " * 17 + '"color": "red", "count": 3}', False, id="an endless indentation"),
+        pytest.param("{\n" + "\t" * 5 + '"color": "red", "count": 3}', False, id="an endless indentation by tabs"),
     ],
 )
 def test_json_has_a_layout_that_people_use(
@@ -61,6 +62,7 @@ def call(name: str, city: str) -> str:
         pytest.param(f"[{call('north', 'Oslo')}]", True, id="a call"),
         pytest.param(f"[{call('north', 'Oslo')}, {call('south', 'Rome')}]", True, id="calls of two functions"),
         pytest.param(f"[{call('north', 'Rome')}]", False, id="a part of another function's parameters"),
+        pytest.param(f"[\n{call('north', 'Oslo')}\n]", False, id="a call on a line of its own"),
     ],
 )
 def test_a_required_call_follows_what_its_parameters_refer_to(
