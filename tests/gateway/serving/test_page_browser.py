@@ -106,15 +106,16 @@ async def type_key(browser: Browser, key: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wake", "said"),
-    [pytest.param(False, "no replica", id="nobody wakes it"),
-     pytest.param(True, "no replica; a request wakes it", id="it sleeps")],
+    ("wake", "broken", "said"),
+    [pytest.param(False, "", "no replica", id="nobody wakes it"),
+     pytest.param(True, "", "no replica; a request wakes it", id="it sleeps"),
+     pytest.param(True, "InvalidSpec: told", "no replica can start: InvalidSpec: told", id="it is wrong")],
 )  # fmt: skip
-async def test_a_service_without_replicas(start_gateway, browser, wake, said):
+async def test_a_service_without_replicas(start_gateway, browser, wake, broken, said):
     async def woken() -> None: ...
 
     front = await start_gateway()
-    front.registry.put("empty", {}, wake=woken if wake else None)
+    front.registry.put("empty", {}, wake=woken if wake else None, broken=broken)
     await browser.open(front.url + "/")
     await browser.until(f"{STATE} == '0 of 1 services ready'")
     assert await browser.read("document.querySelector('#services p').textContent") == said
