@@ -84,6 +84,14 @@ async def test_a_status_has_one_error_object(port, answer_to, request_bytes, sta
     assert error["type"] == kind
 
 
+@pytest.mark.parametrize("path", ["/livez", "/readyz", "/health", "/metrics", "/version", "/v1/models"])
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+async def test_every_response_carries_the_requests_id(port, answer_to, method, path):
+    answer = await answer_to(port, asked(f"{method} {path}".encode()))
+    assert answer.lower().count(b"\r\nx-request-id: ") == 1
+    assert b"\r\nx-request-id: mine\r\n" in answer
+
+
 def test_a_fault_of_our_own_has_one_too():
     errors = [translate(LookupError("a fault")), internal_error()]
     assert [json.loads(error.body())["error"]["type"] for error in errors] == ["internal_error"] * 2
