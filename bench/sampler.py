@@ -1,6 +1,6 @@
 """What choosing tokens costs: `python bench/sampler.py [rows] [vocabulary]`; one core, random logits.
 
-`PAGETIDE_KERNELS=torch` measures torch's way instead of the ops. OMP_NUM_THREADS is the number of cores, one by default.
+`PAGETIDE_KERNELS=torch` measures torch's way instead of the ops, OMP_NUM_THREADS=2 two cores.
 Random logits are far flatter than a model's, which is the worst case for top-p.
 """
 
