@@ -48,16 +48,10 @@ def create_core(
     """
     # Before the weights, so that one that cannot be had is told at once.
     tokenizer = tokenizer or Tokenizer.load(config)
-    loaded = load(config, progress)
-    if loaded.device.type == "cpu":
-        return_freed()
-        keep_freed()
-    if not loaded.eos_token_ids:
-        # The model states no end: without one, no structured answer would end.
-        loaded = dataclasses.replace(loaded, eos_token_ids=tuple(sorted(tokenizer.eos_token_ids)))
+    loaded = _loaded(config, progress, tokenizer)
     limits, runner = _placed(config, loaded, progress)
     log_limits(config, loaded, limits)
-    ready = _ready(limits, loaded)
+    ready = ready_of(limits, loaded)
     eos = frozenset(loaded.eos_token_ids)
     compiler = StructureCompiler(tokenizer, eos)
     sampler = Sampler(loaded.vocab_size, loaded.device, eos_token_ids=eos, seed=config.seed)
@@ -75,6 +69,17 @@ def create_core(
         ready,
         runs_ahead=runs_ahead(loaded),
     )
+
+
+def _loaded(config: EngineConfig, progress: Callable[[str, float], None], tokenizer: Tokenizer) -> LoadedModel:
+    loaded = load(config, progress)
+    if loaded.device.type == "cpu":
+        return_freed()
+        keep_freed()
+    if loaded.eos_token_ids:
+        return loaded
+    # The model states no end: without one, no structured answer would end.
+    return dataclasses.replace(loaded, eos_token_ids=tuple(sorted(tokenizer.eos_token_ids)))
 
 
 def runs_ahead(loaded: LoadedModel) -> bool:
@@ -157,7 +162,8 @@ def log_limits(config: EngineConfig, loaded: LoadedModel, limits: SchedulerConfi
         )
 
 
-def _ready(limits: SchedulerConfig, loaded: LoadedModel) -> Ready:
+def ready_of(limits: SchedulerConfig, loaded: LoadedModel) -> Ready:
+    """What the API process is told of the model and its limits."""
     return Ready(
         max_model_len=limits.max_model_len,
         vocab_size=loaded.vocab_size,
@@ -170,6 +176,7 @@ def _ready(limits: SchedulerConfig, loaded: LoadedModel) -> Ready:
         dtype=dtype_name(loaded.dtype),
         kv_cache_dtype=dtype_name(loaded.cache_dtype),
         device=_device_name(loaded.device),
+        device_type="cpu" if loaded.device.type == "cpu" else "cuda",
         attention=loaded.attention_name,
         step_seconds=limits.max_num_batched_tokens / limits.recompute_tokens_per_second,
     )

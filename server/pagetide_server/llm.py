@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 import threading
 import time
@@ -10,13 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from pagetide_spec.config import EngineConfig, setting_of
+from pagetide_spec.config import EngineConfig
 from pagetide_spec.errors import PagetideError, SettingError
+from pagetide_spec.logs import attach_log
+from pagetide_spec.setting import setting_of
 
 from .before_torch import prepare_environment
 from .inputs import Message, Prompt, as_conversations, as_list, one_each
 from .interrupts import held_back
-from .logs import attach_log
 from .process_memory import frozen_heap
 from .progress import LoadingProgress, prompts_bar
 from .requests import RequestMaker
@@ -55,8 +57,9 @@ class LLM:
         self._core: Any = None
         # Reentrant for handlers of signals that close it.
         self._turn = threading.RLock()
+        self._process = os.getpid()
         self.config = _engine_config({"model": model, **engine_config})
-        attach_log(self.config.log_level, self.config.log_format)
+        attach_log(__package__, self.config.log_level, self.config.log_format)
         prepare_environment()
         from .factory import create_core
 
@@ -150,6 +153,9 @@ class LLM:
     def _open_core(self) -> Any:
         if self._core is None:
             raise PagetideError("this LLM is closed; make a new one")
+        if os.getpid() != self._process and sys.modules["torch"].get_num_threads() > 1:
+            # A fork has no other threads than the one that forked: the first parallel loop would wait for ever.
+            raise PagetideError("this LLM does not work behind a fork; start processes by the method `spawn`")
         return self._core
 
     def _answer(self, requests: list[OpenPrompt], advance: Callable[[], object]) -> None:

@@ -5,8 +5,10 @@ import copy
 import pytest
 import yaml
 
+from pagetide_spec.documents import load_documents
 from pagetide_spec.errors import ResourceError
-from pagetide_spec.resource import Cache, Policy, SecretKey, dropped_fields, load_documents, parse
+from pagetide_spec.inference_service import Cache, Policy, SecretKey
+from pagetide_spec.resource import dropped_fields, parse
 
 MINIMAL = {
     "apiVersion": "pagetide.dev/v1alpha1",
@@ -101,6 +103,9 @@ def test_paused_by_annotation():
         pytest.param({"replicas": -1}, "spec.replicas: -1: must be at least 0", id="negative replicas"),
         pytest.param({"replicas": "two"}, "spec.replicas: 'two': must be a whole number", id="text for a number"),
         pytest.param({"replicas": 2**31}, f"spec.replicas: {2**31}: must be below {2**31}", id="beyond int32"),
+        pytest.param(
+            {"replicas": -(2**31) - 1}, f"spec.replicas: {-(2**31) - 1}: must be at least 0", id="below int32"
+        ),
         pytest.param(
             {"engine": {"gpuMemoryUtilization": 0}},
             "spec.engine.gpuMemoryUtilization: 0: must be above 0",

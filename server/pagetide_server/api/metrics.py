@@ -88,6 +88,11 @@ class ServerMetrics(Collector):
             decoded[()] += decodes
             self._inter_token.observe(seconds / decodes, decodes)
 
+    def answered(self, prefill_seconds: float, decode_seconds: float) -> None:
+        """A request that has had a token ended: the time up to its first one, and from there."""
+        self._histograms["request_prefill_seconds"].observe(max(0.0, prefill_seconds))
+        self._histograms["request_decode_seconds"].observe(max(0.0, decode_seconds))
+
     def finished(self, reason: str, prompt_tokens: int, generated: int, seconds: float) -> None:
         """A request ended, in whatever way."""
         self._add("requests_total", 1, (reason,))
@@ -198,7 +203,7 @@ class ServerMetrics(Collector):
     def _read_ready(self, ready: Ready) -> None:
         self._set("max_num_seqs", ready.max_num_seqs)
         self._set("kv_capacity_tokens", ready.num_blocks * ready.block_size)
-        if ready.device.startswith("cuda"):
+        if ready.device_type == "cuda":
             self._read_gpus()
         computed = (ready.dtype, str(ready.block_size), ready.device, ready.attention, ready.kv_cache_dtype)
         self._set("engine_info", 1, (self._version, *computed))
