@@ -75,6 +75,7 @@ CONTENDERS = {
     c.name: c
     for c in (
         Contender("pagetide", "float32", 32, "drive_pagetide.py"),
+        Contender("pagetide-all-logits", "float32", 32, "drive_pagetide.py", options={"": {"all_logits": True}}),
         Contender("pagetide-int8", "int8", 8, "drive_pagetide.py", options={"": {"quantization": "int8"}}),
         # The model as it is published: weights of 16 bits stay so in memory, the arithmetic is float32.
         Contender("pagetide-bf16", "bfloat16", 16, "drive_pagetide.py", model="-bf16"),

@@ -1,4 +1,7 @@
-"""Pagetide as a library, in one process. Options are engine settings."""
+"""Pagetide as a library, in one process. Options are engine settings, and one more: `all_logits`.
+
+By itself the engine finds a greedy token without computing all logits; a request with a bias (here of 0) needs them.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,13 @@ def main() -> None:
     job = read_job()
     from pagetide_server import LLM, SamplingParams
 
-    def params(count: int) -> SamplingParams:
-        return SamplingParams(temperature=0, ignore_eos=True, max_tokens=count)
+    options = dict(job.options)
+    bias = {0: 0.0} if options.pop("all_logits", False) else {}
 
-    with LLM(job.model, log_level="warning", **job.options) as llm:
+    def params(count: int) -> SamplingParams:
+        return SamplingParams(temperature=0, ignore_eos=True, max_tokens=count, logit_bias=bias)
+
+    with LLM(job.model, log_level="warning", **options) as llm:
         llm.generate([[token % llm.vocab_size for token in WARM_UP]], params(WARM_UP_TOKENS), progress=False)
         watch = Watch()
         results = llm.generate(job.prompts, [params(n) for n in job.lengths], progress=False)
