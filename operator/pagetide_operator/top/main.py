@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.text import Text
 
 from pagetide_spec.command_line import Parser
-from pagetide_spec.errors import SettingError
+from pagetide_spec.errors import SettingError, install_hint
 from pagetide_spec.flags import seconds
 
 from .screen import Screen
@@ -118,5 +118,5 @@ async def _source(args: argparse.Namespace) -> Source:
     except ModuleNotFoundError as error:
         if error.name and error.name.startswith("pagetide"):
             raise
-        raise NoAnswer("a cluster needs: pip install 'pagetide[operator]'; or name a URL") from None
+        raise NoAnswer(f"a cluster needs the extra: {install_hint('operator')}; or name a URL") from None
     return ClusterSource(args.namespace)
