@@ -88,7 +88,7 @@ def sentence(decision: Decision, desired: int) -> str:
 def _why(decision: Decision) -> str:
     seen, name = decision.seen, decision.winner
     reasons = {
-        "batch": f"{seen.running:.0f} running and {seen.waiting:.0f} waiting, {seen.capacity:.0f} places a replica",
+        "batch": f"{seen.running:.0f} running and {seen.waiting:.0f} waiting, {seen.capacity:.0f} batch slots per replica",
         "queue": f"requests wait {queue_p95(seen):.2f} s for a place (95th percentile or oldest)",
         "memory": f"{seen.kv_used:.0f} tokens of KV cache in use, {seen.kv_capacity:.0f} a replica",
         "prompt": f"{seen.demand:.0f} uncached prompt tokens/s, {seen.rate or 0:.0f} for a full replica",
