@@ -21,8 +21,8 @@ CLIENTS = Row(
         Panel(
             "Requests per second, by status",
             "reqps",
-            "499: the client disconnected first. 429: a limit of its key, or a full queue. 503: no replica, or too many "
-            "wait for one. 502: a replica closed the connection.",
+            "499: the client disconnected first. 429: a limit of its key, or a full queue. 503: no replica, or too "
+            "many wait for one. 502: a replica closed the connection.",
             [Query(rate("@gateway_requests_total", "code"), "{{code}}")],
             stack=True,
         ),

@@ -28,7 +28,8 @@ DECISIONS = Row(
             "What each signal asks for",
             "none",
             "The largest wins. batch: batch slots are taken (maxNumSeqs). queue: requests wait "
-            "(targets.queueTimeSeconds). memory: KV tokens (gpuMemoryUtilization, maxModelLen). prompt: uncached prompt tokens.",
+            "(targets.queueTimeSeconds). memory: KV tokens (gpuMemoryUtilization, maxModelLen). prompt: uncached "
+            "prompt tokens.",
             [Query(f"max by ({WHO}, signal) (@operator_asked_replicas)", f"{NAMED} {{{{signal}}}}", NOT_SCALED)],
             width=12,
             height=8,

@@ -239,7 +239,7 @@ REPLICAS = Row(
         Panel(
             "Skew of running requests",
             "none",
-            "Busiest replica over the average. Above 2 for long: requests bypass the gateway, or its estimates are wrong.",
+            "Busiest replica over the average. Above 2 for long: requests bypass the gateway, or it estimates badly.",
             [Query(f"max by ({WHO}) (@requests_running) / (avg by ({WHO}) (@requests_running) > 0)", NAMED,
                    "while nothing runs")],
             warn=2,
