@@ -114,7 +114,7 @@ CASES = (
     ),
     pytest.param(Case("fleet", "Worst queue time, p95", "", IDLE_QUEUE, []), id="no queue time while nobody asks"),
     pytest.param(
-        Case("fleet", "Tokens a second", f"{SERVICE} generated",
+        Case("fleet", "Tokens per second", f"{SERVICE} generated",
              {of("generation_tokens_total", "a", "llm"): "0 100 200 100 200"}, [(A, 400 / 60)]),
         id="a server that began anew counts from nothing",
     ),
