@@ -123,7 +123,7 @@ def round_of(load: str, addresses: Sequence[str], seed: int, folder: Path) -> li
 
 
 def preempted(address: str) -> float:
-    """How often a sequence gave way so far."""
+    """How often a sequence was preempted so far."""
     with urllib.request.urlopen(f"{address}/metrics", timeout=10) as reply:
         rows = re.findall(r"^pagetide_preemptions_total\S* (\S+)$", reply.read().decode(), re.MULTILINE)
     return sum(map(float, rows))

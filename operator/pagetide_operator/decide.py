@@ -1,4 +1,4 @@
-"""One look at one service: from what was seen to what is to be done. Pure; `reconcile.py` does it."""
+"""One reconcile of one service: from what was observed to what is to be done. Pure; `reconcile.py` does it."""
 
 from __future__ import annotations
 

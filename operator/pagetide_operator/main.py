@@ -1,4 +1,4 @@
-"""`pagetide operator`: run the Kubernetes operator until it is told to stop."""
+"""`pagetide operator`: run the Kubernetes operator until it is asked to stop."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import kubernetes.config
 from pagetide_spec.command_line import Parser
 from pagetide_spec.errors import SettingError
 from pagetide_spec.flags import seconds
+from pagetide_spec.logs import add_log_flags, set_up_logging
 from pagetide_spec.names import OPERATOR_METRICS_PORT
 
 from .cluster.client import load_configuration
@@ -28,7 +29,7 @@ DEFAULT_IMAGE = "pagetide/server:0.1.0"
 def main(argv: Sequence[str]) -> int:
     """Run; returns 0 after SIGTERM or Ctrl-C, 1 when it cannot go on, 2 for a wrong call."""
     args = parser().parse_args(argv)
-    logging.basicConfig(level=args.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    set_up_logging(args.log_level, args.log_format)
     logging.getLogger("kopf").setLevel(max(logging.ERROR, logging.getLogger().level))
     try:
         configuration = load_configuration()
@@ -55,7 +56,7 @@ def parser() -> Parser:
     out = Parser("pagetide operator", description=__doc__)
     out.add_argument("--namespace", action="append", default=[], help="watch this namespace only; may be repeated")
     out.add_argument("--image", default=DEFAULT_IMAGE, help="server image where a resource names none (%(default)s)")
-    out.add_argument("--log-level", default="info", choices=["debug", "info", "warning", "error"])
+    add_log_flags(out)
     out.add_argument(
         "--metrics-port",
         type=int,

@@ -1,4 +1,4 @@
-"""reconcile: look at one service, decide, act. Level-triggered: whatever happened, the same function runs."""
+"""reconcile: observe one service, decide, act. Level-triggered: whatever happened, the same function runs."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Reconciler:
         )
 
     async def reconcile(self, name: Name) -> float | None:
-        """Bring one service to its desired state; returns after how many seconds to look again, if at all.
+        """Bring one service to its desired state; returns after how many seconds to reconcile again, if at all.
 
         Raises:
             ApiError: something could not be done; all that could, was, and the status says what could not.
@@ -106,7 +106,7 @@ class Reconciler:
         settled = self._settled.setdefault((service.namespace, service.name), {})
         try:
             todo = plan_for(service, seen, self._platform, settled, self._clock())
-        except Exception as error:  # noqa: BLE001 - told in the status and raised again there
+        except Exception as error:  # noqa: BLE001 - reported in the status and raised again there
             return [error]
         errors: list[Exception] = [_taken(todo)] if todo.taken else []
         for action in todo.actions:
@@ -135,7 +135,7 @@ class Reconciler:
         self._store.put(kind, found)
 
     async def _was_there(self, manifest: Any, service: InferenceService) -> bool:
-        """Whether a child that nobody had seen yet exists and is ours: then decide anew, knowing it.
+        """Whether a child that nobody had seen yet exists and is ours: then decide again, knowing it.
 
         One that has lost its label is not seen by any watch; it is for us to apply.
         """
@@ -154,7 +154,7 @@ class Reconciler:
     async def _report(self, seen: Seen, service: InferenceService | ResourceError, trouble: Failure | None) -> bool:
         """Write the status where it changed, and tell of a new state of readiness.
 
-        False where somebody else has written it since it was seen: then it is to be decided anew.
+        False where another client has written it since it was seen: then it is to be decided again.
         """
         before = seen.resource.get("status") or {}
         change = status_changes(seen, service, trouble, self._clock())

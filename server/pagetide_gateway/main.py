@@ -17,6 +17,7 @@ from typing import Any
 import uvloop
 
 from pagetide_spec.errors import SettingError
+from pagetide_spec.logs import set_up_logging
 from pagetide_spec.web import listen
 
 from .access.key_file import keep_fresh, read_keys
@@ -46,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
     except SettingError as error:
         print(f"pagetide gateway: {error}", file=sys.stderr)
         return 2
-    logging.basicConfig(level=args.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    set_up_logging(args.log_level, args.log_format)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(run.serve(listener))

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from pagetide_spec.command_line import Parser
 from pagetide_spec.errors import SettingError
 from pagetide_spec.flags import seconds
+from pagetide_spec.logs import add_log_flags
 from pagetide_spec.names import GATEWAY_PORT
 
 from .proxy.hold import DEFAULT_HOLD
@@ -84,7 +85,7 @@ def parser() -> Parser:
     _add_services(out)
     _add_access(out)
     _add_limits(out)
-    out.add_argument("--log-level", choices=["debug", "info", "warning", "error"], default="info")
+    add_log_flags(out)
     return out
 
 

@@ -36,17 +36,17 @@ def create_core(
     tokenizer: Tokenizer | None = None,
     warm: bool = True,
 ) -> EngineCore:
-    """Load the model and set up the engine around it; `progress(stage, fraction)` is told how far it is.
+    """Load the model and set up the engine around it; `progress(stage, fraction)` is called with the progress.
 
     `tokenizer` is the model's own, where the caller has loaded it already. `warm`: make ready at once for
-    structured answers (a second, beside the first requests) and for drawn tokens (36 MB for 262,144 tokens); else when
-    the first one is asked for.
+    structured answers (a second, beside the first requests) and for sampled tokens (36 MB for 262,144 tokens); else
+    when the first one is asked for.
 
     Raises:
         SettingError: a setting that this model or machine cannot fulfil.
         PagetideError: the model cannot be loaded.
     """
-    # Before the weights, so that one that cannot be had is told at once.
+    # Before the weights, so that one that cannot be had is reported at once.
     tokenizer = tokenizer or Tokenizer.load(config)
     loaded = load(config, progress)
     if loaded.device.type == "cpu":
@@ -57,7 +57,7 @@ def create_core(
         loaded = dataclasses.replace(loaded, eos_token_ids=tuple(sorted(tokenizer.eos_token_ids)))
     limits, runner = _placed(config, loaded, progress)
     log_limits(config, loaded, limits)
-    ready = _ready(limits, loaded)
+    ready = ready_of(limits, loaded)
     eos = frozenset(loaded.eos_token_ids)
     compiler = StructureCompiler(tokenizer, eos)
     sampler = Sampler(loaded.vocab_size, loaded.device, eos_token_ids=eos, seed=config.seed)
@@ -157,7 +157,8 @@ def log_limits(config: EngineConfig, loaded: LoadedModel, limits: SchedulerConfi
         )
 
 
-def _ready(limits: SchedulerConfig, loaded: LoadedModel) -> Ready:
+def ready_of(limits: SchedulerConfig, loaded: LoadedModel) -> Ready:
+    """What the API process is told of the model and its limits."""
     return Ready(
         max_model_len=limits.max_model_len,
         vocab_size=loaded.vocab_size,
@@ -170,6 +171,7 @@ def _ready(limits: SchedulerConfig, loaded: LoadedModel) -> Ready:
         dtype=dtype_name(loaded.dtype),
         kv_cache_dtype=dtype_name(loaded.cache_dtype),
         device=_device_name(loaded.device),
+        device_type="cpu" if loaded.device.type == "cpu" else "cuda",
         attention=loaded.attention_name,
         step_seconds=limits.max_num_batched_tokens / limits.recompute_tokens_per_second,
     )

@@ -10,13 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from pagetide_spec.config import EngineConfig, setting_of
+from pagetide_spec.config import EngineConfig
 from pagetide_spec.errors import PagetideError, SettingError
+from pagetide_spec.logs import attach_log
+from pagetide_spec.setting import setting_of
 
 from .before_torch import prepare_environment
 from .inputs import Message, Prompt, as_conversations, as_list, one_each
 from .interrupts import held_back
-from .logs import attach_log
 from .process_memory import frozen_heap
 from .progress import LoadingProgress, prompts_bar
 from .requests import RequestMaker
@@ -56,7 +57,7 @@ class LLM:
         # Reentrant for handlers of signals that close it.
         self._turn = threading.RLock()
         self.config = _engine_config({"model": model, **engine_config})
-        attach_log(self.config.log_level, self.config.log_format)
+        attach_log(__package__, self.config.log_level, self.config.log_format)
         prepare_environment()
         from .factory import create_core
 

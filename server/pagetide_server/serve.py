@@ -13,6 +13,7 @@ from pagetide_spec.command_line import Parser
 from pagetide_spec.config import EngineConfig
 from pagetide_spec.errors import SettingError
 from pagetide_spec.flags import add_flags, config_from, env_of, misspelt
+from pagetide_spec.logs import set_up_logging
 from pagetide_spec.names import FLAG_DOWNLOAD_ONLY
 
 from .api.keys import read_keys
@@ -20,7 +21,6 @@ from .api.server import Server
 from .api.sockets import listen
 from .checkpoint.files import locate, read_json
 from .download import download
-from .logs import set_up_logging
 from .wire.launch import EXIT_SETTING
 
 log = logging.getLogger("pagetide")

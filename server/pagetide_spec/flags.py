@@ -13,9 +13,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .config import EngineConfig, setting_of, type_of, unknown_hint
+from .config import EngineConfig, type_of
 from .errors import SettingError
 from .names import ENV_PREFIX
+from .setting import setting_of, unknown_hint
 
 _TRUE = {"1", "true", "yes", "on"}
 _FALSE = {"0", "false", "no", "off"}

@@ -11,9 +11,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from .config import setting_of, type_of
+from .config import type_of
 from .flags import camel_of, describe_default, resource_fields
 from .rules import PERCENT_PATTERN, SIZE_PATTERN, URI_PATTERN
+from .setting import setting_of
 
 Schema = dict[str, Any]
 

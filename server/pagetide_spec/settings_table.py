@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from .config import EngineConfig, setting_of, type_of
+from .config import EngineConfig, type_of
 from .flags import camel_of, describe_default, env_of, flag_of, resource_fields
+from .setting import setting_of
 
 _COLUMNS = "| setting | flag | environment | resource | values | default | meaning |\n|---|---|---|---|---|---|---|"
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import jsonschema
 
-from .config import unknown_hint
 from .errors import SettingError
 from .rules import PATTERN_WORDS, REPLICAS_OR_AUTOSCALING, RULES, Rule
+from .setting import unknown_hint
 
 Schema = Mapping[str, Any]
 
@@ -94,11 +94,11 @@ def _walk(schema: Schema, value: Any, path: str) -> Iterator[tuple[str, Schema, 
 
 
 def _beyond_format(schema: Schema, value: Any, path: str) -> list[SettingError]:
-    """Whole numbers that their `format` cannot hold."""
+    """Whole numbers above what their `format` holds; below it lies none that its own minimum allows."""
     out = []
     for at, node, given, name in _walk(schema, value, path):
         bits = _FORMAT_LIMITS.get(node["properties"].get(name, {}).get("format", ""))
-        if bits and isinstance(given, int) and not -bits <= given < bits:
+        if bits and isinstance(given, int) and given >= bits:
             out.append(SettingError(at, given, f"must be below {bits}"))
     return out
 

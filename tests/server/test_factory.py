@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 
 import pytest
+import torch
 
 from pagetide_server import LLM, factory
 from pagetide_server.factory import create_core
+from pagetide_server.model.loader import load
 from pagetide_server.text.tokenizer import Tokenizer
 from pagetide_spec.config import EngineConfig
 from pagetide_spec.errors import SettingError
@@ -118,3 +121,13 @@ def test_what_only_some_requests_need_is_made_at_start_only_where_it_is_expected
     config = EngineConfig(model=str(tiny_model("llama")))
     create_core(config, lambda stage, fraction: None, warm=warm).close()
     assert len(made) == len(drawing) == times
+
+
+@pytest.mark.parametrize(("kind", "name"), [("cuda", "NVIDIA H200"), ("cpu", "cpu")])
+def test_the_device_is_reported_by_its_name_and_its_kind(kind, name, tiny_model, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
+    config = EngineConfig(model=str(tiny_model("llama")))
+    loaded = load(config)
+    limits = factory.scheduler_config(config, loaded, factory.measure(loaded))
+    ready = factory.ready_of(limits, dataclasses.replace(loaded, device=torch.device(kind)))
+    assert (ready.device, ready.device_type) == (name, kind)

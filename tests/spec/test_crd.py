@@ -57,6 +57,12 @@ def test_every_field_has_a_type_as_structural_schemas_demand():
     assert not untyped
 
 
+def test_every_number_of_the_spec_has_a_lower_bound():
+    numbers = [(p, n) for p, n in nodes(SPEC) if n.get("type") in ("integer", "number")]
+    assert numbers
+    assert not [p for p, n in numbers if "minimum" not in n and "enum" not in n]
+
+
 def test_no_field_uses_what_structural_schemas_forbid():
     forbidden = {"additionalItems", "patternProperties", "dependencies", "$ref", "definitions", "oneOf"}
     assert not [p for p, n in nodes(SCHEMA) if forbidden & n.keys() or n.get("additionalProperties") is False]

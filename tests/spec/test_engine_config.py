@@ -7,7 +7,7 @@ import dataclasses
 
 import pytest
 
-from pagetide_spec.config import EngineConfig, setting_of, type_of
+from pagetide_spec.config import EngineConfig, type_of
 from pagetide_spec.errors import SettingError
 from pagetide_spec.flags import (
     add_flags,
@@ -19,6 +19,7 @@ from pagetide_spec.flags import (
     resource_fields,
     to_arguments,
 )
+from pagetide_spec.setting import setting_of
 
 FIELDS = {f.name: f for f in dataclasses.fields(EngineConfig)}
 
@@ -35,6 +36,17 @@ def parsed(*argv: str) -> dict[str, str | None]:
     [
         pytest.param({"max_num_seqs": 0}, "max_num_seqs: 0: must be at least 1", id="below the limit"),
         pytest.param({"port": 70000}, "port: 70000: must be at most 65535", id="above the limit"),
+        pytest.param(
+            {"tensor_parallel_size": 2},
+            "tensor_parallel_size: 2: must be at most 1; a replica uses one GPU so far: take a smaller or quantized "
+            "model, or more replicas",
+            id="not built: the way out",
+        ),
+        pytest.param(
+            {"speculative_method": "ngram"},
+            "speculative_method: 'ngram': must be one of none; speculative decoding is not supported yet",
+            id="a choice that is not built",
+        ),
         pytest.param(
             {"gpu_memory_utilization": 0.0}, "gpu_memory_utilization: 0.0: must be above 0", id="on an open limit"
         ),

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from pagetide_spec.config import EngineConfig, setting_of
+from pagetide_spec.config import EngineConfig
 from pagetide_spec.reference import renewed
 from pagetide_spec.resource_table import spec_table
 from pagetide_spec.schema import spec_schema
+from pagetide_spec.setting import setting_of
 from pagetide_spec.settings_table import settings_table
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -102,6 +102,9 @@ def test_paused_by_annotation():
         pytest.param({"replicas": "two"}, "spec.replicas: 'two': must be a whole number", id="text for a number"),
         pytest.param({"replicas": 2**31}, f"spec.replicas: {2**31}: must be below {2**31}", id="beyond int32"),
         pytest.param(
+            {"replicas": -(2**31) - 1}, f"spec.replicas: {-(2**31) - 1}: must be at least 0", id="below int32"
+        ),
+        pytest.param(
             {"engine": {"gpuMemoryUtilization": 0}},
             "spec.engine.gpuMemoryUtilization: 0: must be above 0",
             id="exclusive bound",

@@ -164,7 +164,7 @@ def sources() -> list[Path]:
 
 
 def key(compiler: list[str], flags: tuple[str, ...]) -> str:
-    """What tells a library from others: all that goes into it."""
+    """What distinguishes a library from others: all that goes into it."""
     parts = (*compiler, *flags, platform.machine())
     texts = [path.read_bytes() for path in (*sources(), *sorted(FOLDER.glob("*.h")))]
     return hashlib.sha256(b"\0".join(["\0".join(parts).encode(), *texts])).hexdigest()[:24]

@@ -4,7 +4,7 @@ The query heads that share a KV head are packed as rows of one tile, beside a fe
 that keys and values are read once for all of them. Scores and sums are float32, with the online softmax (Milakov and
 Gimelshein, 2018) in powers of two. A batch of decodes with long contexts is cut into parts of SPLIT positions, which
 `_merge_kernel` joins ("flash decoding"): the parts lie at fixed positions, so that a row's result does not depend on
-its batch mates.
+other requests in the batch.
 """
 
 from __future__ import annotations

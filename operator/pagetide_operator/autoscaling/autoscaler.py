@@ -81,7 +81,7 @@ class Autoscaler:
         self._reason: Decision | None = None
 
     def saw(self, replica: str, sample: Sample) -> None:
-        """Take in what a replica told."""
+        """Take in a scrape of a replica."""
         self._windows.setdefault(replica, Window()).add(sample)
 
     def step(self, fleet: Fleet, scaling: Autoscaling, drain_s: float, now: float) -> Step:

@@ -82,7 +82,7 @@ class Supervisor:
         self._changed.set()
 
     def remove(self, service: LocalService, name: str) -> None:
-        """Do not want this replica any more: it is told to end."""
+        """Do not want this replica any more: it is asked to end."""
         self._wanted[service.name].remove(name)
         self._changed.set()
 

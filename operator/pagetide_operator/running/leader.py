@@ -116,7 +116,7 @@ class Leader:
             raise
 
     async def _write(self, lease: dict[str, Any] | None, holder: str) -> None:
-        """Write the Lease over the very state that was read; a 409 says that somebody else has written."""
+        """Write the Lease over the very state that was read; a 409 says that another client has written."""
         now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         spec = {"holderIdentity": holder, "leaseDurationSeconds": int(DURATION), "renewTime": now}
         if lease is None:

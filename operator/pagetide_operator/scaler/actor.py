@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 # Before, a ReplicaSet does not heed the deletion cost.
 DELETION_COST_SINCE = (1, 22)
-# A status that somebody else has written meanwhile is written again over the new one, so often, so much later.
+# A status that another client has written meanwhile is written again over the new one, so often, so much later.
 TRIES = 10
 RETRY_S = 0.2
 
@@ -87,7 +87,7 @@ class Scaler:
         """Round after round, and in between whatever wakes.
 
         Raises:
-            OperatorError: the server does not tell its version.
+            OperatorError: the server does not report its version.
         """
         version = await patiently(functools.partial(act.server_version, self._client))
         self._follows_cost = version >= DELETION_COST_SINCE

@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable, Iterable
 from ..cluster.store import Name
 from ..work import WorkQueue
 
-# Services that are looked at side by side: a slow one holds up its own place only.
+# Services that are scraped concurrently: a slow one blocks only its own slot.
 LOOKERS = 64
-# Places for those that cannot wait for their turn.
+# Slots for those that cannot wait for their turn.
 URGENT_LOOKERS = 8
 
 
@@ -29,7 +29,7 @@ class Rounds:
         self._urgent.add(name)
 
     async def run(self) -> None:
-        """Round after round, until cancelled. One that is still looked at when its turn comes is looked at again."""
+        """Round after round, until cancelled. One that is still scraped when its turn comes is scraped again."""
         lookers = [self._looker(self._due) for _ in range(LOOKERS)]
         lookers += [self._looker(self._urgent) for _ in range(URGENT_LOOKERS)]
         await asyncio.gather(self._begin_for_ever(), *lookers)

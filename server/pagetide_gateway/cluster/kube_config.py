@@ -1,21 +1,17 @@
 """Where the API server is and who we are: the pod's service account, else a kubeconfig.
 
-Reads the files itself, so that the gateway needs nothing beyond the base install. A kubeconfig may name a token, a
-client certificate or a token's file; helper programs (`exec`) and password logins are not supported.
+A pod needs nothing beyond the base install. A kubeconfig is read by the official client, which knows all ways to log in
+(`exec` plugins of the clouds among them) and merges several files.
 """
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 import os
 import ssl
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from pagetide_spec.errors import SettingError
 
@@ -47,77 +43,49 @@ def load(environment: Mapping[str, str], account: Path = ACCOUNT_FOLDER) -> Kube
         except OSError as error:
             raise SettingError("ca.crt", str(account / "ca.crt"), f"cannot be used: {_first_line(error)}") from None
         return KubeConfig(server, tls, _file_token(account / "token"), "the pod's service account")
-    paths = [p for p in environment.get("KUBECONFIG", "").split(os.pathsep) if p]
-    path = Path(paths[0]) if paths else Path(environment.get("HOME", "/")) / ".kube" / "config"
-    if not paths and not path.exists():
+    default = Path(environment.get("HOME", "/")) / ".kube" / "config"
+    paths = environment.get("KUBECONFIG", "").strip(os.pathsep) or str(default)
+    if paths == str(default) and not default.exists():
         problem = "no cluster: this is no pod, and there is no kubeconfig; give --service to name replicas by hand"
-        raise SettingError("KUBECONFIG", str(path), problem)
-    return _from_file(path)
+        raise SettingError("KUBECONFIG", paths, problem)
+    return _from_kubeconfig(paths)
 
 
 def _file_token(path: Path) -> Callable[[], str | None]:
     return lambda: path.read_text().strip()
 
 
-def _from_file(path: Path) -> KubeConfig:
+def _from_kubeconfig(paths: str) -> KubeConfig:
+    """From one file, or several with a colon between them."""
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
-        context = _named(document, "contexts", document["current-context"])["context"]
-        cluster = _named(document, "clusters", context["cluster"])["cluster"]
-        if found := {"proxy-url", "tls-server-name"} & set(cluster):
-            raise ValueError(f"{min(found)} is not supported")
-        user = _named(document, "users", context["user"])["user"] or {}
-        server = str(cluster["server"]).rstrip("/")
-        tls = _tls(cluster, user, path.parent) if server.startswith("https") else None
-        return KubeConfig(server, tls, _token(user, path.parent), str(path))
-    except (OSError, ValueError, yaml.YAMLError) as error:  # ValueError: also wrong base64 and wrong UTF-8
-        raise SettingError("KUBECONFIG", str(path), f"cannot be used: {_first_line(error)}") from None
-    except (KeyError, TypeError) as error:
-        raise SettingError("KUBECONFIG", str(path), f"is not a complete kubeconfig: {error} is missing") from None
+        import kubernetes
+    except ModuleNotFoundError:
+        problem = "needs the official client: install the extra `operator`, or give --service"
+        raise SettingError("KUBECONFIG", paths, problem) from None
+    found = kubernetes.client.Configuration()
+    try:
+        kubernetes.config.load_kube_config(paths, client_configuration=found, persist_config=False)
+        if found.proxy or found.tls_server_name:
+            raise ValueError("proxy-url and tls-server-name are not supported")
+        tls = _tls(found) if found.host.startswith("https") else None
+    except Exception as error:  # noqa: BLE001 - files, YAML, certificates, logins: the client lets all errors through
+        raise SettingError("KUBECONFIG", paths, f"cannot be used: {_first_line(error)}") from None
+    return KubeConfig(found.host.rstrip("/"), tls, lambda: _token(found), paths)
 
 
-def _named(document: Any, kind: str, name: str) -> Any:
-    for entry in document[kind]:
-        if entry["name"] == name:
-            return entry
-    raise KeyError(f"{name} in {kind}")
+def _token(configuration: Any) -> str | None:
+    """Of a login; the client asks again for one that has expired."""
+    found = configuration.auth_settings().get("BearerToken")
+    return str(found["value"]).removeprefix("Bearer ") if found else None
 
 
-def _token(user: Mapping[str, Any], folder: Path) -> Callable[[], str | None]:
-    if "exec" in user or "auth-provider" in user:
-        raise ValueError("a login by a helper program is not supported; use a token or a client certificate")
-    if "tokenFile" in user:
-        return _file_token(folder / user["tokenFile"])
-    token = user.get("token")
-    return lambda: token
-
-
-def _tls(cluster: Mapping[str, Any], user: Mapping[str, Any], folder: Path) -> ssl.SSLContext:
-    data = cluster.get("certificate-authority-data")
-    file = cluster.get("certificate-authority")
-    context = ssl.create_default_context(
-        cafile=str(folder / file) if file else None,
-        cadata=base64.b64decode(data).decode() if data else None,
-    )
-    if cluster.get("insecure-skip-tls-verify"):
+def _tls(configuration: Any) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=configuration.ssl_ca_cert)
+    if not configuration.verify_ssl:
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    with tempfile.TemporaryDirectory() as scratch:
-        certificate = _on_disk(user, "client-certificate", folder, Path(scratch))
-        if certificate:
-            context.load_cert_chain(certificate, _on_disk(user, "client-key", folder, Path(scratch)))
+    if configuration.cert_file:
+        context.load_cert_chain(configuration.cert_file, configuration.key_file)
     return context
-
-
-def _on_disk(user: Mapping[str, Any], field: str, folder: Path, scratch: Path) -> str | None:
-    """The field's file; `ssl` reads nothing else."""
-    if field in user:
-        return str(folder / user[field])
-    if f"{field}-data" not in user:
-        return None
-    path = scratch / field
-    path.touch(mode=0o600)
-    path.write_bytes(base64.b64decode(user[f"{field}-data"]))
-    return str(path)
 
 
 def _first_line(error: Exception) -> str:

@@ -110,7 +110,7 @@ class Attempts:
         return candidates[choice.replica], service.router.send(exchange.prompt, choice, now)
 
     async def _hold(self, exchange: Exchange) -> None:
-        """Wait for a replica; one that refused may be it, once it has been found ready anew."""
+        """Wait for a replica; one that refused may be it, once it has been found ready again."""
         service = exchange.service
         exchange.tried.clear()
         try:

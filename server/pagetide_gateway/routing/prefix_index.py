@@ -49,7 +49,7 @@ class PrefixIndex:
         self.resize(self.capacity)
 
     def clear(self) -> None:
-        """The replica has begun anew."""
+        """The replica has begun again."""
         self._blocks.clear()
 
     def _trim(self) -> None:

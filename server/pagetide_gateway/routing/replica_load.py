@@ -76,7 +76,7 @@ class ReplicaLoad:
         return self.in_flight + (self._others if now - self._figures_at < STALE_S else 0.0)
 
     def wait_s(self, now: float) -> float:
-        """Seconds until the batch has a place, where more requests are there than may run."""
+        """Seconds until a batch slot is free, where more requests are there than may run."""
         most = self._figures.max_running if self._figures is not None else None
         if not most:
             return 0.0
@@ -138,7 +138,7 @@ class ReplicaLoad:
     def _correct(self, query_tokens: float, hit_tokens: float) -> None:
         """Compare the hits that were expected since the last sample with those that the replica counts."""
         queried, hit = query_tokens - self._counted[0], hit_tokens - self._counted[1]
-        if queried < 0:  # it has begun anew, with nothing cached
+        if queried < 0:  # it has begun again, with nothing cached
             self.index.clear()
         elif queried < _LEAST_QUERY:
             return  # the sample goes on growing

@@ -16,7 +16,7 @@ beginning up to and including that block (`prompt.read` makes them of a request'
 The rule of `ExpectedTime`: the least expected time to first token, which is
 
     (tokens queued there to be prefilled + uncached tokens of this prompt) / measured prefill rate
-        + RUNNING_S a running sequence + time for a free place in the batch, where none is
+        + RUNNING_S a running sequence + time for a free batch slot, where none is
 
 within a bound on the requests that one replica may have more than the others. Among near-equals a rendezvous hash
 of the first block that nobody has decides, so that gateways which know nothing of each other agree; prompts too short

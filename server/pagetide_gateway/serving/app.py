@@ -165,7 +165,7 @@ class Gateway:
         return JSONResponse(service.describe(), headers=_id_header(request))
 
     async def _version(self, request: Request) -> Response:
-        """Pagetide's version, as a server tells it."""
+        """Pagetide's version, as a server reports it."""
         return JSONResponse({"version": _VERSION}, headers=_id_header(request))
 
     async def _live(self, request: Request) -> Response:

@@ -56,7 +56,7 @@ def totals_of(service: Service) -> Totals:
 
 
 def point_of(service: Service, before: Totals, now: Totals, seconds: float, at: float) -> Point:
-    """What a service did between two looks. A replica that has begun anew since counts from nothing."""
+    """What a service did between two scrapes. A replica that has begun again since counts from nothing."""
     generated, queries, hits = (_grown(before, now, index) for index in range(3))
     told = [f for r in service.replicas.values() if (f := _figures(r)) is not None]
     return Point(

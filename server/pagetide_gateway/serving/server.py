@@ -66,7 +66,7 @@ class GatewayServer(uvicorn.Server):
         await super().startup(sockets)
 
     async def on_tick(self, counter: int) -> bool:
-        """uvicorn's question, ten times a second, whether to end.
+        """uvicorn's question, ten times per second, whether to end.
 
         Raises:
             Exception: what a background task of the gateway died of; without it replicas are no longer looked after.

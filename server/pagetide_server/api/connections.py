@@ -90,7 +90,7 @@ class TimedProtocol(HttpToolsProtocol):
             super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is no HTTP, with an error object unless that would land inside another answer, and hang up."""
+        """Refuse malformed HTTP, with an error object unless that would land inside another answer, and hang up."""
         cycle = self.cycle
         breaks_off = cycle is not None and cycle.more_body and not cycle.response_started and not self.pipeline
         if cycle is not None and not cycle.response_complete and not breaks_off:

@@ -198,7 +198,7 @@ class ServerMetrics(Collector):
     def _read_ready(self, ready: Ready) -> None:
         self._set("max_num_seqs", ready.max_num_seqs)
         self._set("kv_capacity_tokens", ready.num_blocks * ready.block_size)
-        if ready.device.startswith("cuda"):
+        if ready.device_type == "cuda":
             self._read_gpus()
         computed = (ready.dtype, str(ready.block_size), ready.device, ready.attention, ready.kv_cache_dtype)
         self._set("engine_info", 1, (self._version, *computed))

@@ -162,7 +162,7 @@ class _Call:
             await translate(error).response()(scope, receive, self.send)
 
     def fields(self) -> dict[str, Any]:
-        """What the access line tells, for structured logs."""
+        """What the access line reports, for structured logs."""
         figures = self._scope.get("state", {}).get("figures") or {}
         now = time.monotonic()
         arrival, scheduled, first = (figures.get(k) for k in ("arrival", "scheduled", "first_token"))

@@ -18,8 +18,8 @@ import uvicorn
 
 from pagetide_spec.config import EngineConfig
 from pagetide_spec.errors import PagetideError, SettingError
+from pagetide_spec.logs import in_form
 
-from ..logs import in_form
 from ..process.client import EngineClient, EngineFailed
 from ..progress import LoadingProgress
 from ..text.chat import Templates, configured

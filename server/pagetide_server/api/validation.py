@@ -92,7 +92,8 @@ def with_length(params: SamplingParams, max_tokens: int, bad_words: tuple[tuple[
 def answer_length(prompt_len: int, wanted: int | None, default: int | None, limits: Limits) -> int:
     """How many tokens the answer to a prompt may have.
 
-    As vLLM does it, a length that was asked for must fit into the window, while a default is cut to what is left of it.
+    As vLLM does it, a length that was asked for must fit into the context, while a default is cut to what is left of
+    it.
 
     Raises:
         ApiError: 400; the prompt leaves no room, or less than was asked for. Says both numbers.
@@ -113,7 +114,7 @@ def answer_length(prompt_len: int, wanted: int | None, default: int | None, limi
 
 
 def least_room(wanted: int | None) -> int:
-    """How many tokens a prompt must leave room for: one, unless it is only to be scored (`max_tokens` 0)."""
+    """How many tokens a prompt must leave room for: one, unless it only gets log probabilities (`max_tokens` 0)."""
     return 0 if wanted == 0 else 1
 
 
@@ -121,7 +122,7 @@ def check_prompt_length(prompt_len: int, limits: Limits, room: int = 1, at_least
     """Refuse a prompt that leaves no room for `room` tokens.
 
     Raises:
-        ApiError: 400 with the window and the prompt's length (`at_least`: a lower bound of it).
+        ApiError: 400 with the context length and the prompt's length (`at_least`: a lower bound of it).
     """
     if prompt_len + room <= limits.max_model_len:
         return

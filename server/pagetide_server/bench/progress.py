@@ -32,7 +32,7 @@ async def shown(load: Load, requests: int | None, seconds: float | None) -> Asyn
 
 
 class _State:
-    """What is shown; rates are since the last look."""
+    """What is shown; rates are since the last update."""
 
     def __init__(self, load: Load, requests: int | None, seconds: float | None) -> None:
         self._load, self._requests, self._seconds = load, requests, seconds

@@ -96,7 +96,7 @@ class EngineCore:
         return len(self._compiling) > 0
 
     def step(self) -> StepOutput:
-        """Advance every scheduled sequence; what came of it, or where this engine runs ahead, of the step before.
+        """Advance every scheduled sequence; what came of it, or, with async scheduling, of the step before.
 
         Raises:
             DeviceLost: the device computes nothing any more.

@@ -1,4 +1,4 @@
-"""Isolation: work for one answer that fails is told as that answer's problem, and harms no other."""
+"""Isolation: work for one answer that fails is reported as that answer's problem, and harms no other."""
 
 from __future__ import annotations
 

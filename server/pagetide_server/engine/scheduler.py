@@ -39,11 +39,11 @@ class Scheduler:
 
     Policy `fcfs`: requests start in order of arrival. Policy `priority`: lower value first, then arrival; a waiting
     request of a better priority takes slots and blocks from running ones of a worse priority (never of its own).
-    Priorities are strict: a steady stream of better requests keeps worse ones waiting. Within a priority nobody is
+    Priorities are strict: a steady stream of better requests keeps worse ones waiting. Within a priority no request is
     overtaken.
 
     Attributes:
-        prefix_lengths: statistic of the beginnings that prompts share.
+        prefix_lengths: statistic of the prefixes that prompts share.
     """
 
     def __init__(self, config: SchedulerConfig, on_block_event: BlockEvent | None = None) -> None:
@@ -186,8 +186,8 @@ class Scheduler:
     def can_run_ahead(self) -> bool:
         """Whether `schedule` may plan the next step before the tokens of the one counted last are known.
 
-        It may if nobody will be preempted, for a token must reach its sequence where it is. A sequence that turns out
-        to have ended was computed once for nothing.
+        It may if no sequence will be preempted, for a token must reach its sequence where it is. A sequence that turns
+        out to have ended was computed once for nothing.
         """
         return nobody_gives_way(self._queues, self._tables)
 

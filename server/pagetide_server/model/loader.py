@@ -51,7 +51,7 @@ class LoadedModel:
 
 
 def load(config: EngineConfig, progress: Progress = silent) -> LoadedModel:
-    """Find, check and load the model of `config`; `progress(stage, fraction)` is told how far it is.
+    """Find, check and load the model of `config`; `progress(stage, fraction)` is called with the progress.
 
     Raises:
         SettingError: the model is missing, incomplete or cannot be served; says what to change.
@@ -168,7 +168,7 @@ def _steady_positions(text: Any) -> int | None:
     """Up to where a model's rotary positions do not depend on the batch, if they do at all.
 
     "longrope" takes other frequencies for the whole batch once one position lies beyond the length of the first
-    training, so that an answer would change with its batch mates.
+    training, so that an answer would change with other requests in the batch.
     """
     stated = getattr(text, "rope_parameters", None) or {}
     kinds = [stated, *(v for v in stated.values() if isinstance(v, dict))]

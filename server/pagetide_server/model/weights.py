@@ -29,7 +29,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 @contextlib.contextmanager
 def reported_weights(progress: Progress) -> Iterator[None]:
-    """Tell `progress` of each weight that transformers loads, instead of its own bar."""
+    """Report to `progress` each weight that transformers loads, instead of its own bar."""
     from transformers.utils import logging
 
     def report(weights: Any) -> Iterator[Any]:

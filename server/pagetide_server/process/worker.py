@@ -22,9 +22,9 @@ import msgspec
 
 from pagetide_spec.config import EngineConfig
 from pagetide_spec.errors import PagetideError, SettingError
+from pagetide_spec.logs import set_up_logging
 
 from ..before_torch import prepare_environment
-from ..logs import set_up_logging
 from ..wire.columns import move_to_columns
 from ..wire.faults import EngineFailed
 from ..wire.launch import EXIT_ENGINE, EXIT_SETTING, EXIT_START, Launch

@@ -148,10 +148,10 @@ def check_params(params: SamplingParams, ready: Ready) -> SamplingParams:
 
 
 def check_prompt(token_ids: Sequence[int], ready: Ready, field: str = "prompt", scored_only: bool = False) -> None:
-    """Refuse a prompt that the model cannot read; one that is to be scored only may fill the window.
+    """Refuse a prompt that the model cannot read; one that gets `prompt_logprobs` only may fill the context.
 
     Raises:
-        SettingError: it is empty, too long for the window (with both numbers) or holds an id outside the vocabulary.
+        SettingError: it is empty, too long for the context (with both numbers) or holds an id outside the vocabulary.
     """
     if not token_ids:
         raise SettingError(field, list(token_ids), "is empty; give at least one token")

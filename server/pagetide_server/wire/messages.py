@@ -24,7 +24,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """How to continue a prompt. Checked by `checks.check_params`; the engine trusts it.
 
     `temperature` 0 is greedy. `top_k` 0 or -1 keeps all tokens. `logprobs` counts the alternatives beside the sampled
-    token (0: the sampled one only; None: none at all). `max_tokens` None means: up to the model's window.
+    token (0: the sampled one only; None: none at all). `max_tokens` None means: up to the model's context length.
     """
 
     n: int = 1
@@ -91,7 +91,7 @@ ToEngine = AddRequest | AbortRequest | Shutdown
 
 
 class TokenLogprobs(msgspec.Struct, array_like=True):
-    """Log probabilities at one position: of the token itself, its rank (1 = likeliest), and of the likeliest ones."""
+    """Log probabilities at one position: of the token itself, its rank (1 = highest), and of the most probable ones."""
 
     token_id: int
     logprob: float
@@ -145,7 +145,7 @@ class EngineStats(msgspec.Struct, kw_only=True):
     block_allocation_failures: int = 0
     prefix_query_tokens: int = 0
     prefix_hit_tokens: int = 0
-    # Of beginnings that prompts share (prefix_lengths.py): what lies behind the last full block, and what an unlimited
+    # Of prefixes that prompts share (prefix_lengths.py): what lies behind the last full block, and what an unlimited
     # cache would save with blocks of each size.
     prefix_tail_tokens: int = 0
     prefix_shareable_tokens: dict[int, int] = {}
@@ -171,7 +171,8 @@ class StepOutput(msgspec.Struct, tag=True, kw_only=True):
 class Ready(msgspec.Struct, tag=True, kw_only=True):
     """The model is loaded and the engine steps; what the API process must know of it.
 
-    `kv_cache_dtype` is "" where there is no cache. `step_seconds` is an estimate for the longest step.
+    `device` is the name of the processor, `device_type` torch's word for its kind. `kv_cache_dtype` is "" where there
+    is no cache. `step_seconds` is an estimate for the longest step.
     """
 
     max_model_len: int
@@ -185,6 +186,7 @@ class Ready(msgspec.Struct, tag=True, kw_only=True):
     dtype: str
     device: str
     attention: str
+    device_type: Literal["cpu", "cuda"] = "cpu"
     kv_cache_dtype: str = ""
     step_seconds: float = 0.0
 

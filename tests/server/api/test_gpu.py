@@ -111,17 +111,17 @@ def test_the_real_library_never_fails():
     assert all(isinstance(found, Gpu) for found in Gpus(None).read())
 
 
-def ready(device):
+def ready(device, device_type):
     sizes = {"block_size": 16, "num_blocks": 10, "num_swap_blocks": 0, "vocab_size": 9, "max_model_len": 64}
     limits = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "eos_token_ids": [2]}
-    return Ready(**sizes, **limits, dtype="float32", device=device, attention="torch")
+    return Ready(**sizes, **limits, dtype="float32", device=device, device_type=device_type, attention="torch")
 
 
-@pytest.mark.parametrize(("device", "is_told"), [("cuda:0", True), ("cpu", False)])
-def test_they_are_metrics_of_a_server_on_a_gpu(install, device, is_told):
+@pytest.mark.parametrize(("device", "device_type", "is_told"), [("NVIDIA H200", "cuda", True), ("cpu", "cpu", False)])
+def test_they_are_metrics_of_a_server_on_a_gpu(install, device, device_type, is_told):
     install()
     metrics = ServerMetrics("m", "1")
-    metrics.ready = ready(device)
+    metrics.ready = ready(device, device_type)
     text = metrics.render().decode()
     assert ('pagetide_gpu_utilization_ratio{gpu="0",model_name="m"} 0.25' in text) is is_told
     assert ('pagetide_gpu_memory_total_bytes{gpu="1",model_name="m"} 80.0' in text) is is_told

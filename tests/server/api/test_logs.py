@@ -8,7 +8,7 @@ import logging
 import httpx
 import pytest
 
-from pagetide_server.logs import JsonFormatter
+from pagetide_spec.logs import JsonFormatter
 
 # Of fake_core.py.
 RAISE = 382

@@ -51,7 +51,7 @@ class Sampler:
         self._drawer = self._kernel or Drawer(vocab_size, self._device, self._noise)
 
     def warm_up(self) -> None:
-        """Make the tables now (see noise.py) that the first drawn token would wait for."""
+        """Make the tables now (see noise.py) that the first sampled token would wait for."""
         _ = self._noise.tables
 
     @torch.inference_mode()
@@ -112,7 +112,7 @@ class Sampler:
         return Sampled([NO_TOKEN if row in errors else t for row, t in enumerate(tokens)], logprobs, errors)
 
     def _sample_lazy(self, logits: LazyLogits, sequences: list[Sequence]) -> Sampled:
-        """`sample`, where rows that want nothing but their likeliest token do without their logits."""
+        """`sample`, where rows that want nothing but their most probable token do without their logits."""
         simple = [row for row, s in enumerate(sequences) if is_greedy(s.params) and _is_plain(s)]
         others = sorted(set(range(len(sequences))).difference(simple))
         sampled = Sampled([NO_TOKEN] * len(sequences), [None] * len(sequences), {})
@@ -132,7 +132,7 @@ class Sampler:
         Args:
             logits: [count, vocab_size] float32 at `count` positions of a prompt.
             next_token_ids: the prompt's token behind each of those positions.
-            top: number of likeliest tokens to list.
+            top: number of most probable tokens to list.
         """
         return token_logprobs(logits, next_token_ids, top)
 

@@ -1,7 +1,8 @@
-"""Log lines of both processes: text for people, JSON for collectors."""
+"""Log lines of all programs: text for people, JSON for collectors."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import logging
 import sys
@@ -41,6 +42,13 @@ def in_form(text: str, form: str, level: int = logging.INFO) -> str:
     return JsonFormatter().format(logging.makeLogRecord(fields))
 
 
+def add_log_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags of a program whose log has these forms."""
+    levels = ["debug", "info", "warning", "error"]
+    parser.add_argument("--log-level", choices=levels, default="info", help="least severe (default: %(default)s)")
+    parser.add_argument("--log-format", choices=["text", "json"], default="text", help="(default: %(default)s)")
+
+
 def set_up_logging(level: str, form: str, source: str = "%(name)s") -> None:
     """Send the process's log, and Python's warnings, to stderr. `source` says in text lines where they come from."""
     logging.basicConfig(level=level.upper(), handlers=[_handler(form, source)], force=True)
@@ -49,9 +57,9 @@ def set_up_logging(level: str, form: str, source: str = "%(name)s") -> None:
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
 
-def attach_log(level: str, form: str) -> None:
-    """Log what this package says at a level; to stderr if the program has set up no logging of its own."""
-    logger = logging.getLogger(__package__)
+def attach_log(name: str, level: str, form: str) -> None:
+    """Log what a library's logger `name` says at a level; to stderr if the program has set up no logging of its own."""
+    logger = logging.getLogger(name)
     logger.setLevel(level.upper())
     if not logger.hasHandlers():
         logger.addHandler(_handler(form, "%(name)s"))
