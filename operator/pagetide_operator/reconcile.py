@@ -144,7 +144,7 @@ class Reconciler:
             return False
         kind, name = key_of(manifest)
         if not is_owned(found, service.uid) and not is_orphan(found, manifest):
-            raise NameTaken(f"{kind} {name} exists and belongs to somebody else")
+            raise NameTaken(f"{kind} {name} exists and has another owner")
         if (service.namespace, service.name) not in service_of(kind, found):
             return False
         self._store.put(kind, found)
@@ -199,4 +199,4 @@ def _optional_kind(action: Apply | Delete) -> str | None:
 
 def _taken(todo: Plan) -> NameTaken:
     what = ", ".join(f"{kind} {name}" for kind, name in todo.taken)
-    return NameTaken(f"{what} exists and belongs to somebody else")
+    return NameTaken(f"{what} exists and has another owner")

@@ -73,7 +73,7 @@ def load(name: str) -> Callable[[Sequence[str]], int] | None:
 def usage() -> str:
     """The list of commands."""
     rows = "\n".join(f"  {name:10} {text}" for name, (_, _, text) in COMMANDS.items())
-    return f"usage: pagetide COMMAND ...\n\n{rows}\n\n`pagetide COMMAND --help` tells more."
+    return f"usage: pagetide COMMAND ...\n\n{rows}\n\n`pagetide COMMAND --help` shows more."
 
 
 if __name__ == "__main__":

@@ -126,7 +126,7 @@ def _scaling_rules(direction: str, window: int, policies: list[dict[str, Any]]) 
     )
     fields = {
         "stabilizationWindowSeconds": whole(
-            "Look back so many seconds and take the least change asked for in that time.",
+            "Look back so many seconds and take the smallest change asked for in that time.",
             minimum=0,
             maximum=3600,
             default=window,

@@ -106,7 +106,7 @@ def active_condition(decision: Decision) -> tuple[bool, str, str]:
             return True, "Asleep", "at zero until a gateway holds a request"
         return True, "Measured", "the load decides how many replicas there are"
     if decision.seen.missing:
-        return False, "NoMetrics", "no ready replica tells its metrics; nothing changes until one does"
+        return False, "NoMetrics", "no ready replica can be scraped; nothing changes until one can"
     return False, "Starting", "no replica is ready yet; nothing changes until one is"
 
 

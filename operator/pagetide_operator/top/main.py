@@ -47,10 +47,10 @@ def parser() -> Parser:
     out = Parser("pagetide top", description="A live view of a server, a gateway or, without a URL, a cluster.")
     out.add_argument("url", nargs="?", default="", help="of a server or a gateway, such as http://127.0.0.1:8080")
     out.add_argument("--namespace", "-n", help="of the cluster; all namespaces unless given")
-    out.add_argument("--interval", type=seconds, default=2.0, help="seconds between two looks (default: %(default)s)")
-    out.add_argument("--once", action="store_true", help="print one view and end, as where there is no terminal")
+    out.add_argument("--interval", type=seconds, default=2.0, help="seconds between two scrapes (default: %(default)s)")
+    out.add_argument("--once", action="store_true", help="print once and exit, as without a terminal")
     out.add_argument("--api-key", default=os.environ.get("PAGETIDE_API_KEY", ""),
-                     help="of a gateway that asks for one (default: PAGETIDE_API_KEY)")  # fmt: skip
+                     help="of a gateway that requires one (default: PAGETIDE_API_KEY)")  # fmt: skip
     return out
 
 

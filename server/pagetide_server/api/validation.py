@@ -105,7 +105,7 @@ def answer_length(prompt_len: int, wanted: int | None, default: int | None, limi
         return left if default is None else min(default, left)
     if wanted > left:
         raise invalid(
-            f"max_tokens: {wanted}: the model's window is {window} tokens, of which the prompt takes {prompt_len}; "
+            f"max_tokens: {wanted}: the model's context length is {window} tokens, of which the prompt takes {prompt_len}; "
             f"at most {left} are left",
             "max_tokens",
             "context_length_exceeded",
@@ -128,7 +128,7 @@ def check_prompt_length(prompt_len: int, limits: Limits, room: int = 1, at_least
         return
     count = f"at least {prompt_len}" if at_least else str(prompt_len)
     raise invalid(
-        f"the prompt has {count} tokens, but the model's window is {limits.max_model_len} tokens, "
+        f"the prompt has {count} tokens, but the model's context length is {limits.max_model_len} tokens, "
         "prompt and answer together; shorten the prompt",
         "prompt",
         "context_length_exceeded",

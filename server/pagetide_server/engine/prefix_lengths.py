@@ -61,7 +61,7 @@ class PrefixLengths:
         """One line for a log."""
         saved = ", ".join(f"{tokens} with blocks of {size}" for size, tokens in self.saved_tokens.items())
         return (
-            f"{self.prompts} prompts of {self.prompt_tokens} tokens; of beginnings that they share, an unlimited cache "
+            f"{self.prompts} prompts of {self.prompt_tokens} tokens; of prefixes that they share, an unlimited cache "
             f"saves {saved}; {self.tail_tokens} tokens lie behind the last full block of {self.block_size}"
         )
 

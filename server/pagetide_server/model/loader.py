@@ -149,7 +149,7 @@ def window(hf_config: Any, config: EngineConfig) -> int:
         limit, why = steady, "beyond it the model's positions change with the longest sequence of a batch; at most"
     if limit is None:
         if config.max_model_len is None:
-            raise SettingError("max_model_len", None, "the model states no window; set it")
+            raise SettingError("max_model_len", None, "the model states no context length; set it")
         return config.max_model_len
     if config.max_model_len is not None and config.max_model_len > limit:
         raise SettingError("max_model_len", config.max_model_len, f"{why} {limit}")

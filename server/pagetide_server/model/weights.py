@@ -19,7 +19,7 @@ from .network import Shape
 
 # Where the name of a weight counts the layers: model.layers.7.mlp.up_proj.weight.
 _LAYER = re.compile(r"(?<=layers)\.\d+\.")
-_SMALLER = "set dtype to a smaller type, take a quantized model or a larger GPU (`pagetide plan` tells what fits)"
+_SMALLER = "set dtype to a smaller type, take a quantized model or a larger GPU (`pagetide plan` shows what fits)"
 
 
 def dtype_name(dtype: torch.dtype) -> str:

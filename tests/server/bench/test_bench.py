@@ -139,7 +139,7 @@ def test_a_server_that_tells_little_is_measured_all_the_same(fake, bench):
     assert got["tokens"] == {"input": 16, "output": 6, "prefix_cache_hits": None, "from_usage": False}
     assert got["queue"] is None
     assert "told no usage" in table
-    assert "not told by the server" in table
+    assert "not reported by the server" in table
 
 
 @pytest.mark.parametrize(
