@@ -105,8 +105,8 @@ def answer_length(prompt_len: int, wanted: int | None, default: int | None, limi
         return left if default is None else min(default, left)
     if wanted > left:
         raise invalid(
-            f"max_tokens: {wanted}: the model's context length is {window} tokens, of which the prompt takes {prompt_len}; "
-            f"at most {left} are left",
+            f"max_tokens: {wanted}: the model's context length is {window} tokens, of which the prompt takes "
+            f"{prompt_len}; at most {left} are left",
             "max_tokens",
             "context_length_exceeded",
         )

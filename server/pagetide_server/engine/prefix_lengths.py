@@ -17,7 +17,7 @@ class PrefixLengths:
     What it estimates: L is the prefix that the prompt shares with *recently seen prompts*, whether or not their
     blocks are still in memory, so its totals are what an unlimited cache of each block size would have saved. It is a
     lower bound of that: for each block-aligned prefix only the newest continuation is remembered, of at most
-    `capacity` beginnings, and answers are not remembered. Smaller blocks also cost more bookkeeping and slower
+    `capacity` prefixes, and answers are not remembered. Smaller blocks also cost more bookkeeping and slower
     attention, which it does not weigh.
 
     Attributes:

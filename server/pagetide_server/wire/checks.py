@@ -160,8 +160,8 @@ def check_prompt(token_ids: Sequence[int], ready: Ready, field: str = "prompt", 
         raise SettingError(
             field,
             f"{len(token_ids)} tokens",
-            f"the model's context length is {ready.max_model_len} tokens (max_model_len), the prompt has {len(token_ids)}; "
-            f"{way_out}",
+            f"the model's context length is {ready.max_model_len} tokens (max_model_len), the prompt has "
+            f"{len(token_ids)}; {way_out}",
         )
     check_token_ids(token_ids, ready.vocab_size, field)
 
