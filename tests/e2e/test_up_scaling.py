@@ -1,6 +1,6 @@
 """`pagetide up` with autoscaling: a burst brings replicas, idleness takes them away, and no stream is cut.
 
-The replicas are fakes with two places each, looked at twice a second.
+The replicas are fakes with two batch slots each, scraped twice per second.
 """
 
 from __future__ import annotations

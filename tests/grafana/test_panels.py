@@ -1,5 +1,5 @@
 """Panels' queries over series whose every value is known: services with one name in two namespaces, servers that begin
-anew, what is absent or no number. `promtool` evaluates them as Prometheus does.
+again, what is absent or no number. `promtool` evaluates them as Prometheus does.
 """
 
 from __future__ import annotations
