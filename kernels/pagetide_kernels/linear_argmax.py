@@ -18,7 +18,7 @@ _UPWARDS, _LEAST = 1 + 2.0**-22, 2.0**-126
 
 @dataclasses.dataclass(frozen=True)
 class Screen:
-    """Weights in 8 bits, which tell of most rows that they cannot give the largest value.
+    """Weights in 8 bits, which show of most rows that they cannot give the largest value.
 
     errors and sizes, float32 [rows]: of each row the Euclidean norms of what 8 bits lack of it, and
     of what they hold; no less than they are.

@@ -121,7 +121,7 @@ def status_changes(
 def events_for(before: Object, change: Object) -> list[tuple[str, str, str]]:
     """(type, reason, message) of the Events that a change of status calls for.
 
-    One whenever Ready's reason changes, and one for a failure that Progressing alone tells.
+    One whenever Ready's reason changes, and one for a failure that Progressing alone reports.
     """
     found = []
     ready, progress = (_news(before, change, kind) for kind in ("Ready", "Progressing"))

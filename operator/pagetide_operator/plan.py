@@ -16,7 +16,7 @@ Key = tuple[str, str]
 
 # Made by the Deployment's controller, not by us.
 _NOT_OURS = {"Pod", "ReplicaSet"}
-# What cannot be changed once it is there; the name tells whether it is the wanted one.
+# What cannot be changed once it is there; the name shows whether it is the wanted one.
 _UNCHANGEABLE = {"Job"}
 
 

@@ -87,7 +87,7 @@ class Reconciler:
             return CROSSED_RETRY_SECONDS
         if name in self._late:
             return 0.0
-        if errors:  # nobody tells when the other object goes
+        if errors:  # no watch reports when the other object goes
             return TAKEN_RETRY_SECONDS
         return look_again_after(seen, self._platform.surge_patience, self._clock())
 
@@ -152,7 +152,7 @@ class Reconciler:
         return True
 
     async def _report(self, seen: Seen, service: InferenceService | ResourceError, trouble: Failure | None) -> bool:
-        """Write the status where it changed, and tell of a new state of readiness.
+        """Write the status where it changed, and report a new state of readiness.
 
         False where another client has written it since it was seen: then it is to be decided again.
         """

@@ -25,7 +25,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
 
 
 INTERRUPTED = 130
-# As a shell tells of a program that SIGPIPE has ended.
+# As a shell reports a program that SIGPIPE has ended.
 READER_LEFT = 141
 
 

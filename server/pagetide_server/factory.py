@@ -46,7 +46,7 @@ def create_core(
         SettingError: a setting that this model or machine cannot fulfil.
         PagetideError: the model cannot be loaded.
     """
-    # Before the weights, so that one that cannot be had is reported at once.
+    # Before the weights, so that an unavailable one is reported at once.
     tokenizer = tokenizer or Tokenizer.load(config)
     loaded = load(config, progress)
     if loaded.device.type == "cpu":
@@ -158,7 +158,7 @@ def log_limits(config: EngineConfig, loaded: LoadedModel, limits: SchedulerConfi
 
 
 def ready_of(limits: SchedulerConfig, loaded: LoadedModel) -> Ready:
-    """What the API process is told of the model and its limits."""
+    """What the API process gets to know of the model and its limits."""
     return Ready(
         max_model_len=limits.max_model_len,
         vocab_size=loaded.vocab_size,

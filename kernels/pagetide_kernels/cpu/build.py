@@ -48,7 +48,7 @@ _POLL_S = 0.1
 
 
 class BuildError(Exception):
-    """The ops cannot be had on this machine; the text is one line that says why and what would help."""
+    """The ops are not available on this machine; the text is one line that says why and what would help."""
 
 
 @functools.cache

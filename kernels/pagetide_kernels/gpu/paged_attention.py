@@ -32,7 +32,7 @@ IS_AMD = torch.version.hip is not None
 class Sizes:
     """What a launch is compiled for: a tile of `rows` has `heads` of one KV head for each of its `tile_queries`.
 
-    keys: positions of a key tile. options: what else Triton is told.
+    keys: positions of a key tile. options: further options of Triton.
     """
 
     rows: int

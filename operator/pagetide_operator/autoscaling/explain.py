@@ -67,7 +67,7 @@ def status_after(before: Mapping[str, Any], decision: Decision, desired: int, no
 
 
 def changes_in(status: Mapping[str, Any]) -> list[Change]:
-    """The changes that `status.autoscaling` tells of, oldest first; what is no decision is passed over."""
+    """The changes that `status.autoscaling` has, oldest first; what is no decision is passed over."""
     out = []
     for entry in status.get("decisions") or []:
         try:

@@ -64,7 +64,7 @@ class Decision:
     """How many replicas there should be, and why.
 
     Attributes:
-        replicas: to be had now; one less than `current` at most.
+        replicas: wanted now; one less than `current` at most.
         wanted: what the signals ask for together, before limits.
         winner: the signal that asked for the most; `idle` and `wake` stand for themselves.
         limiter: what keeps `replicas` from being `wanted`, in one word; empty where nothing does.
@@ -119,7 +119,7 @@ def _asleep(seen: Observation, scaling: Autoscaling, memory: Memory, wake: float
 
 
 def _is_awaited(scaling: Autoscaling, memory: Memory, wake: float | None) -> bool:
-    """Whether somebody has asked for a replica since the service went to zero.
+    """Whether a gateway has asked for a replica since the service went to zero.
 
     Gateways have other clocks, but no service goes to zero within `idleSeconds` of such an ask: a later one than that
     is a new one.
@@ -151,7 +151,7 @@ def _limited(out: Decision, scaling: Autoscaling, is_idle: bool, now: float) -> 
 
 
 def _is_idle(seen: Observation, scaling: Autoscaling, memory: Memory, now: float) -> bool:
-    """Whether it may go to zero: nobody has asked for anything long enough, and nothing speaks for the contrary.
+    """Whether it may go to zero: no request for long enough, and nothing else against it.
 
     What is still loading may have been woken for a request that waits for it; what is silent may be at work.
     """

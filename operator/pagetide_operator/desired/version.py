@@ -70,7 +70,7 @@ def kept_template(service: InferenceService, live: Mapping[str, Any] | None) -> 
 
 
 def noted_template(live: Mapping[str, Any] | None) -> Manifest | None:
-    """The pod template that the live Deployment was made with, if it can still be told."""
+    """The pod template that the live Deployment was made with, if it is still known."""
     annotations = annotations_of(live)
     if ANNOTATION_TEMPLATE not in annotations:
         return None

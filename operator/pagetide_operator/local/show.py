@@ -19,7 +19,7 @@ from rich.text import Text
 from .status import COLUMNS, SCALING_COLUMNS, is_ready, row, scaling_row
 
 _stderr = Console(stderr=True)
-# Without a terminal, a start that goes on is told this often.
+# Without a terminal, progress of a start is printed this often.
 _QUIET_S = 10.0
 
 

@@ -125,8 +125,8 @@ class Supervisor:
 
     def _new_slot(self, service: LocalService, name: str) -> Slot:
         self.slots[name] = slot = Slot(service, name, self._logs / f"{name}.log")
-        with contextlib.suppress(OSError):  # the start will tell what is wrong with it
-            slot.log.unlink()  # a log tells about this run only
+        with contextlib.suppress(OSError):  # the start will report what is wrong with it
+            slot.log.unlink()  # a log is about this run only
         return slot
 
     async def _start(self, slot: Slot) -> None:

@@ -1,4 +1,4 @@
-"""Tells a watch that died without a sign from one that is merely behind. Pure."""
+"""Distinguishes a watch that failed silently from one that is merely behind. Pure."""
 
 from __future__ import annotations
 

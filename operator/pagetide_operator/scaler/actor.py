@@ -118,7 +118,7 @@ class Scaler:
             self._telemetry.forget_scaling(name)
 
     async def _undrain_all(self, name: Name) -> None:
-        """Nobody removes a draining pod of a service that is paused or not scaled any more."""
+        """No draining pod is removed of a service that is paused or not scaled any more."""
         for pod in self._pods(name):
             if ANNOTATION_DRAINING in (pod["metadata"].get("annotations") or {}):
                 await self._patch(name, pod["metadata"]["uid"], undrain_patch(), "stays")
@@ -182,7 +182,7 @@ class Scaler:
                 logger.debug("%s/%s: no metrics of %s: %s", *name, uid, sample)
 
     async def _carry_out(self, name: Name, step: Step) -> None:
-        """Tell gateways and the ReplicaSet who leaves, and who does not after all."""
+        """Mark the pods that drain for gateways and the ReplicaSet, and unmark those that stay after all."""
         for uid in step.undrain:
             await self._patch(name, uid, undrain_patch(), "stays")
         if step.drain:
@@ -196,7 +196,7 @@ class Scaler:
                 self._store.put("Pod", written)
 
     async def _write(self, name: Name, service: InferenceService, step: Step, wake: float | None) -> bool:
-        """Put the new number into the status, where `reconcile` finds it, and tell everybody; whether it was done.
+        """Put the new number into the status, where `reconcile` finds it, and report it; whether it was done.
 
         `wake` is the last ask for a replica that the step knew of.
         """

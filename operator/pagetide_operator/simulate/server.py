@@ -1,4 +1,4 @@
-"""The model of one server: continuous batching with chunked prefill, told in steps.
+"""The model of one server: continuous batching with chunked prefill, step by step.
 
 A step takes `step_s`, and `sequence_s` for each sequence that decodes, and 1 / `prefill_rate` for each token of a
 prompt. Each decoding sequence makes one token a step; prompts share what is left of `batched_tokens`. Requests join in

@@ -1,4 +1,4 @@
-"""What is on the screen, whoever told it. Pure."""
+"""What is on the screen, from any source. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .exposition import Change
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One replica. None: nobody tells. Ratios are 0 to 1, times in seconds."""
+    """One replica. None: not known. Ratios are 0 to 1, times in seconds."""
 
     service: str
     replica: str

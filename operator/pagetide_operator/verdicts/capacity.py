@@ -35,7 +35,7 @@ class Capacity:
 
 
 def parsed(text: str) -> Capacity | None:
-    """The capacity in a server's metrics, or None where they do not tell it."""
+    """The capacity in a server's metrics, or None where they do not have it."""
     try:
         sample = parse_sample(text, at=0.0)
     except ValueError:

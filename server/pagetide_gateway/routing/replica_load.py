@@ -63,7 +63,7 @@ class ReplicaLoad:
         self._others = 0.0
         self._sent_tokens = self._expected_tokens = 0.0
         self._block_tokens = 0.0
-        # The replica's counters at the last sample; before the first one they tell of times that nobody here saw.
+        # The replica's counters at the last sample; before the first one they are of times before this gateway.
         self._counted, self._is_counting = (0.0, 0.0), False
 
     @property
@@ -119,7 +119,7 @@ class ReplicaLoad:
         self._leave_queue(ticket, now)
 
     def remove(self, ticket: Ticket, now: float, *, is_whole: bool = True) -> None:
-        """It is answered; or, not `is_whole`, refused or given up, which tells nothing of how long answers take."""
+        """It is answered; or, not `is_whole`, refused or given up, which says nothing of how long answers take."""
         if ticket not in self._tickets:
             return
         self._tickets.discard(ticket)

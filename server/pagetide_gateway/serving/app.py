@@ -50,7 +50,7 @@ class Gateway:
     """ASGI app over a registry that its owner keeps up to date.
 
     `extra_routes` are the owner's own, such as the local runner's `/status`; `is_synced` is true once
-    the owner has told all services there are. Connections to replicas and the health
+    the owner has registered all services. Connections to replicas and the health
     poller live as long as the app's lifespan.
     """
 
@@ -106,7 +106,7 @@ class Gateway:
         return None
 
     def cut(self) -> None:
-        """End the requests that are still at replicas; their clients are told."""
+        """End the requests that are still at replicas; their clients get an error."""
         for _, replica in self.registry.replicas():
             replica.draining = True  # none is to take over
             replica.lose("the gateway is shutting down")

@@ -12,7 +12,7 @@ _TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 
 
 class ApiError(Exception):
-    """What a client is told; `code` is for programs, `message` for people, `param` the field at fault.
+    """A client's error; `code` is for programs, `message` for people, `param` the field at fault.
 
     `retry_s`: when the same request may succeed.
     """

@@ -49,7 +49,7 @@ class TimedProtocol(HttpToolsProtocol):
         self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection is closed. uvicorn tells only the newest of its requests."""
+        """The connection is closed. uvicorn notifies only the newest of its requests."""
         self._stop_timer()
         super().connection_lost(exc)
         if self._answered is not None and not self._answered.response_complete:
@@ -136,7 +136,7 @@ class TimedProtocol(HttpToolsProtocol):
 
 
 class _Resumed:
-    """What a parser calls that starts behind the head of a request: for that one, only of its body is told."""
+    """What a parser calls that starts behind the head of a request: for that one, only its body is reported."""
 
     def __init__(self, protocol: TimedProtocol) -> None:
         self._protocol, self._in_head = protocol, True

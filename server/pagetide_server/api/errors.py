@@ -21,7 +21,7 @@ from ..wire.messages import SequenceOutput
 
 log = logging.getLogger(__name__)
 
-# How long a client is told to wait: as long as others wait now, within these bounds.
+# Retry-After of a client: as long as others wait now, within these bounds.
 RETRY_AFTER_SECONDS = 1
 MAX_RETRY_AFTER_SECONDS = 60
 _TYPES = {

@@ -138,7 +138,7 @@ class Prompter:
 
 
 def tools_of(request: ChatRequest | TokenizeRequest) -> list[dict[str, Any]] | None:
-    """The tools that the model may be told of."""
+    """The tools that the model may see."""
     if isinstance(request, ChatRequest) and request.tool_choice == "none":
         return None
     return request.tools

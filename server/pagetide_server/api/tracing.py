@@ -144,7 +144,7 @@ class Tracing:
 
 
 def http_attributes(scope: Scope, route: str, code: int, request_id: str) -> dict[str, Any]:
-    """What any HTTP server tells of a request."""
+    """What any HTTP server records of a request."""
     return {
         "http.request.method": scope["method"],
         "http.route": route,

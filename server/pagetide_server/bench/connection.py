@@ -77,7 +77,7 @@ class Client:
         connection = self._take_idle()
         if connection is not None and await connection.exchange(request, reply):
             return
-        # A kept connection may be closed by the server just when it is used again; a fresh one tells.
+        # A kept connection may be closed by the server just when it is used again; a fresh one shows which.
         connection = await self._connect()
         if not await connection.exchange(request, reply):
             reply.close(time.monotonic(), "closed without an answer")

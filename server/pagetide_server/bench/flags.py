@@ -79,7 +79,7 @@ def parse(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> Settings:
         SystemExit: 2 after one line about a wrong flag; 0 after --help.
     """
     given = _parser().parse_args(argv)
-    split_url(given.url)  # so that a wrong one is told as it was typed
+    split_url(given.url)  # so that a wrong one is shown as it was typed
     url = given.url.rstrip("/").removesuffix("/v1")
     key = given.api_key or next((env[name] for name in KEY_VARIABLES if env.get(name)), None)
     if given.rate is not None and given.trace is not None:

@@ -40,7 +40,7 @@ class _State:
         self._events = 0
 
     def fraction(self) -> float | None:
-        """How much of the run is over, where that can be told."""
+        """How much of the run is over, where that is known."""
         parts = []
         if self._requests:
             parts.append(self._done / self._requests)

@@ -47,7 +47,7 @@ class Scheduler:
     """
 
     def __init__(self, config: SchedulerConfig, on_block_event: BlockEvent | None = None) -> None:
-        """`on_block_event(event, request_id, index, block_ids)` is told each time a sequence gets or gives up device
+        """`on_block_event(event, request_id, index, block_ids)` is called each time a sequence gets or releases device
         blocks; blocks found in the prefix cache or shared with a sibling count as allocated."""
         self.config = config
         self.prefix_lengths = PrefixLengths(config.block_size)

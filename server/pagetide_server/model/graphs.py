@@ -127,7 +127,7 @@ class DecodeGraphs:
             limits: the engine's.
             device: where it runs.
             record: a `CudaRecorder`, or what stands in for it elsewhere.
-            progress: told the part that is done after each capture.
+            progress: called with the part that is done after each capture.
             sizes: batch sizes to capture, ascending; None: `graph_sizes`.
         """
         self._forward, self._limits, self._device = forward, limits, device

@@ -24,7 +24,7 @@ from .profile import estimated_activations, peak_bytes
 # that leaves, the most that swap space takes. The rest is for activations, the API process and everybody else.
 CPU_CACHE_SHARE = 0.4
 CPU_SWAP_SHARE = 0.2
-# A machine's memory is shared with more than one replica: nobody gets more than this without asking for it, unless one
+# A machine's memory is shared with more than one replica: none gets more than this without asking for it, unless one
 # sequence of the model's context length needs it.
 CPU_CACHE_MOST = 4 * GIB
 # Memory that nobody asked for must at least hold one sequence of this length, or of the model's context length.

@@ -147,7 +147,7 @@ class Sampler:
 
 
 def _is_plain(sequence: Sequence) -> bool:
-    """Whether its token follows from logits, parameters and position alone, and nothing else is to be told of it."""
+    """Whether its token depends on logits, parameters and position alone, and nothing else of it is reported."""
     params = sequence.params
     return params.structure is None and params.logprobs is None and not changes_logits(params)
 
