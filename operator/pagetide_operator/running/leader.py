@@ -72,7 +72,7 @@ class Leader:
                 return
 
     def holds(self) -> bool:
-        """Whether no other process can have the Lease yet: checked before each write, as this one may have stood still."""
+        """Whether no other process can have the Lease yet: checked before each write, as this one may have stalled."""
         return self._clock() - self._renewed < RENEW_DEADLINE
 
     async def release(self) -> None:
