@@ -71,6 +71,8 @@ def main() -> int:
     parser.add_argument("--small", action="store_true", help="a tiny model, to try this script")
     parser.add_argument("--enforce-eager", action="store_true", help="launch decode steps piece by piece")
     arguments = parser.parse_args()
+    if arguments.requests < 1:
+        parser.error(f"argument requests: must be at least 1, not {arguments.requests}")
     import torch
 
     from pagetide_server import LLM, SamplingParams

@@ -82,6 +82,10 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("mixtral", {"num_local_experts": 4, **EXPERTS}),
     "qwen3-moe": ("qwen3_moe", {"num_experts": 4, "moe_intermediate_size": 48, "head_dim": 16, **EXPERTS}),
     "gpt-neox": ("gpt_neox", {"num_key_value_heads": None}),
+    # Its forward pass looks for a padding token, where config.json names one.
+    "gpt2": ("gpt2", {"num_key_value_heads": None}),
+    # Its embedding scales what it looks up, and shares its weights with the logits' matrix.
+    "biogpt": ("biogpt", {"num_key_value_heads": None, "tie_word_embeddings": True}),
     "cohere2": ("cohere2", {"sliding_window": 24, "layer_types": MIXED}),
 }
 

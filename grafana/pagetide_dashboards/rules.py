@@ -61,6 +61,16 @@ def _burn(short: str, long: str, times: float) -> str:
 IDLE = "while no request comes in"
 ANSWERED = rate("@gateway_requests_total", SERVED, "5m")
 FAILED = rate('@gateway_requests_total{code=~"5.."}', SERVED, "5m")
+# Targets that do not answer. `up` is Prometheus' own, and says nothing of what its target is.
+TARGET = "namespace, service, pod, instance"
+SILENT = f"max by ({TARGET}) (up) == 0"
+# One of ours: it has told of itself not long ago, or fewer answer than its service has ready replicas. One that starts
+# has done neither, one that leaves is a target no longer.
+TOLD_BEFORE = f"{SILENT} and on ({TARGET}) count_over_time(@max_num_seqs[1d])"
+READY_UNHEARD = (
+    f'{SILENT} and on ({WHO}) max by ({WHO}) (@operator_service_replicas{{state="ready"}}) > on ({WHO}) '
+    f"sum by ({WHO}) (max by ({TARGET}) (up))"
+)
 BROKEN = '@requests_total{finish_reason="error"}'
 
 RECORDS = (
@@ -123,6 +133,10 @@ ALERTS = (
         "(@requests_running + @requests_waiting + @requests_swapped) > 0",
         "2m", "critical",
         "{{ $labels.namespace }}/{{ $labels.pod }} has work and completes no step.",
+    ),
+    Alert(
+        "PagetideServerSilent", f"({TOLD_BEFORE}) or ({READY_UNHEARD})", "5m", "warning",
+        "{{ $labels.namespace }}/{{ $labels.pod }} has not answered Prometheus for five minutes.",
     ),
     Alert(
         "PagetideCrashLoop",

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pagetide_spec.errors import ResourceError
-from pagetide_spec.resource import InferenceService, dropped_fields, parse
+from pagetide_spec.inference_service import InferenceService
+from pagetide_spec.resource import dropped_fields, parse
 
 from .cluster.kinds import POOL
 from .cluster.times import timestamp

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pagetide_spec.flags import to_arguments
+from pagetide_spec.inference_service import InferenceService
 from pagetide_spec.names import (
     ANNOTATION_PREFETCHED,
     ANNOTATION_TEMPLATE_HASH,
@@ -23,7 +24,6 @@ from pagetide_spec.names import (
     LABEL_PREFETCH,
     LABEL_SERVICE,
 )
-from pagetide_spec.resource import InferenceService
 
 from .desired.children import Platform, head
 from .desired.pod import CONTAINER, Manifest, cache_claim, digest, model_argument, pod_template

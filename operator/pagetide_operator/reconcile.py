@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pagetide_spec.errors import ResourceError
-from pagetide_spec.resource import InferenceService
+from pagetide_spec.inference_service import InferenceService
 
 from . import act
 from .cluster.client import ApiError, Client

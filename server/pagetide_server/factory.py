@@ -48,13 +48,7 @@ def create_core(
     """
     # Before the weights, so that an unavailable one is reported at once.
     tokenizer = tokenizer or Tokenizer.load(config)
-    loaded = load(config, progress)
-    if loaded.device.type == "cpu":
-        return_freed()
-        keep_freed()
-    if not loaded.eos_token_ids:
-        # The model states no end: without one, no structured answer would end.
-        loaded = dataclasses.replace(loaded, eos_token_ids=tuple(sorted(tokenizer.eos_token_ids)))
+    loaded = _loaded(config, progress, tokenizer)
     limits, runner = _placed(config, loaded, progress)
     log_limits(config, loaded, limits)
     ready = ready_of(limits, loaded)
@@ -75,6 +69,17 @@ def create_core(
         ready,
         runs_ahead=runs_ahead(loaded),
     )
+
+
+def _loaded(config: EngineConfig, progress: Callable[[str, float], None], tokenizer: Tokenizer) -> LoadedModel:
+    loaded = load(config, progress)
+    if loaded.device.type == "cpu":
+        return_freed()
+        keep_freed()
+    if loaded.eos_token_ids:
+        return loaded
+    # The model states no end: without one, no structured answer would end.
+    return dataclasses.replace(loaded, eos_token_ids=tuple(sorted(tokenizer.eos_token_ids)))
 
 
 def runs_ahead(loaded: LoadedModel) -> bool:

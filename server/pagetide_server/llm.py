@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 import threading
 import time
@@ -56,6 +57,7 @@ class LLM:
         self._core: Any = None
         # Reentrant for handlers of signals that close it.
         self._turn = threading.RLock()
+        self._process = os.getpid()
         self.config = _engine_config({"model": model, **engine_config})
         attach_log(__package__, self.config.log_level, self.config.log_format)
         prepare_environment()
@@ -151,6 +153,9 @@ class LLM:
     def _open_core(self) -> Any:
         if self._core is None:
             raise PagetideError("this LLM is closed; make a new one")
+        if os.getpid() != self._process and sys.modules["torch"].get_num_threads() > 1:
+            # A fork has no other threads than the one that forked: the first parallel loop would wait for ever.
+            raise PagetideError("this LLM does not work behind a fork; start processes by the method `spawn`")
         return self._core
 
     def _answer(self, requests: list[OpenPrompt], advance: Callable[[], object]) -> None:

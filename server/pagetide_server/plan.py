@@ -197,7 +197,7 @@ def _room(config: EngineConfig, model: _Model, device_bytes: int) -> _Room:
     limits, on_gpu = batch_limits(config, device, model.window), device.type == "cuda"
     known = (model.hf_config, model.shape.vocab_size, limits, model.dtype)
     graphs = estimated_graphs(*known) if on_gpu and not config.enforce_eager else 0
-    activations = estimated_activations(*known) + graphs
+    activations = estimated_activations(*known, on_gpu=on_gpu) + graphs
     # A CPU's memory is measured once the weights are loaded.
     total = device_bytes if on_gpu else max(0, device_bytes - model.weight_bytes)
     memory = Memory(total, activations + (model.weight_bytes + RUNTIME_BYTES if on_gpu else 0), on_gpu)

@@ -1,10 +1,11 @@
-"""What every HTTP server of ours does alike: its listening socket, and the id of a request."""
+"""What is alike wherever we speak HTTP: a listening socket, the id of a request, how much of an answer is read."""
 
 from __future__ import annotations
 
 import re
 import socket
 import uuid
+from collections.abc import AsyncIterable
 
 from .errors import SettingError
 
@@ -21,6 +22,20 @@ def check_port(port: int, field: str = "--port") -> None:
     """
     if not 0 <= port <= 65535:
         raise SettingError(field, port, "must be from 0 to 65535")
+
+
+async def whole_body(pieces: AsyncIterable[bytes], most: int) -> bytes:
+    """All of an answer that comes in pieces.
+
+    Raises:
+        ValueError: it has more than `most` bytes, and perhaps no end.
+    """
+    body = bytearray()
+    async for piece in pieces:
+        body += piece
+        if len(body) > most:
+            raise ValueError(f"an answer of more than {most >> 20} MiB")
+    return bytes(body)
 
 
 def listen(host: str, port: int) -> socket.socket:

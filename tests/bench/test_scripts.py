@@ -32,6 +32,7 @@ def test_the_trial_on_a_cpu_says_what_to_install() -> None:
         pytest.param("cpu_floor.py", ["/nowhere"], "/nowhere/config.json cannot be read", id="no model's folder"),
         pytest.param("cpu_floor.py", [], "required: MODEL", id="no model"),
         pytest.param("kernels_cpu.py", ["2", "int4"], "'int4' (choose from", id="a type that there is not"),
+        pytest.param("gpu_throughput.py", ["0", "--small"], "must be at least 1, not 0", id="no request"),
         pytest.param("kernels_cpu.py", ["two"], "invalid int value: 'two'", id="no number of threads"),
     ],
 )

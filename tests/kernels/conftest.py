@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
+import shlex
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
+from pagetide_kernels.cpu import build
 from pagetide_kernels.reshape_and_cache import reshape_and_cache
 
 # (tokens in the cache, of which are query rows)
@@ -67,3 +70,12 @@ def poisoned() -> Iterator[None]:
     assert torch.empty(3).isnan().all()
     yield
     torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def quick_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine's compiler, which does not optimize: for tests of when it is called, and not of what it makes."""
+    script = tmp_path / "quick-c++"
+    script.write_text(f'#!/bin/sh\nexec {shlex.join(build.find_compiler())} "$@" -O0\n')
+    script.chmod(0o755)
+    monkeypatch.setenv("CXX", str(script))

@@ -135,6 +135,7 @@ def test_a_device_that_nothing_runs_on_is_named() -> None:
         pytest.param({"CXX": "", "PATH": "/nowhere"}, "install g", id="no compiler"),
         pytest.param({"CXX": "g++ '"}, "no command", id="a quotation without an end"),
         pytest.param({"CXX": "false"}, "false failed", id="a compiler that fails"),
+        pytest.param({"CXX": "true"}, "true made no library", id="a compiler that makes nothing"),
         pytest.param({"PAGETIDE_CACHE": "/dev/null/x"}, "set PAGETIDE_CACHE", id="no place to keep it"),
     ],
 )
@@ -164,6 +165,31 @@ def test_a_library_that_cannot_be_loaded_is_named(empty_cache: Path, monkeypatch
     monkeypatch.setattr(build, "find_compiler", lambda: ["c++"])
     with pytest.raises(build.BuildError, match=r"\.so cannot be loaded"):
         build.load()
+
+
+def test_a_compiler_that_cannot_be_run_is_named(
+    empty_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as one of another processor."""
+    strange = tmp_path / "strange-c++"
+    strange.write_bytes(b"\x7fELF")
+    strange.chmod(0o755)
+    monkeypatch.setenv("CXX", str(strange))
+    with pytest.raises(build.BuildError, match=r"strange-c\+\+ cannot be run"):
+        build.load()
+
+
+def test_a_part_of_a_library_is_built_again(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of one, loaded, would end the process by a bus error."""
+    whole = Path(sys.executable).resolve().read_bytes()
+    monkeypatch.setattr(build, "find_compiler", lambda: ["c++"])
+    monkeypatch.setattr(build, "compile_library", lambda compiler, flags, path: path.write_bytes(whole))
+    path = build._built(())
+    for kept in (0, 4, 100, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:kept])
+        assert build._built(()).read_bytes() == whole
+    monkeypatch.setattr(build, "compile_library", None)
+    assert build._built(()) == path
 
 
 needs_compiler = pytest.mark.skipif(not any(map(shutil.which, build.COMPILERS)), reason="no C++ compiler")
@@ -225,7 +251,7 @@ def start(code: str, **environment: str) -> subprocess.Popen[str]:
 
 
 @needs_compiler
-def test_processes_that_start_together_build_once(empty_cache: Path) -> None:
+def test_processes_that_start_together_build_once(empty_cache: Path, quick_compiler: None) -> None:
     processes = [start(LOAD) for _ in range(3)]
     assert [p.communicate(timeout=200)[0] for p in processes] == ["loaded\n"] * 3
     libraries = [path for path in empty_cache.iterdir() if path.suffix != ".lock"]

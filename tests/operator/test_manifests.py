@@ -14,8 +14,9 @@ from pagetide_gateway.options import parser as gateway_parser
 from pagetide_operator.cluster.kinds import CHILDREN, OPTIONAL
 from pagetide_operator.main import DEFAULT_IMAGE, options_from, parser
 from pagetide_operator.running.leader import NAME as LEASE
+from pagetide_spec.documents import load_documents
 from pagetide_spec.names import GATEWAY_PORT, GROUP, OPERATOR_METRICS_PORT, PLURAL
-from pagetide_spec.resource import load_documents, parse
+from pagetide_spec.resource import parse
 from pagetide_spec.schema import spec_schema
 
 MANIFESTS = Path(__file__).parents[2] / "manifests"

@@ -6,8 +6,9 @@ import json
 
 import pytest
 
+from pagetide_spec.documents import load_documents
 from pagetide_spec.errors import ResourceError
-from pagetide_spec.resource import load_documents, parse
+from pagetide_spec.resource import parse
 
 HEAD = "apiVersion: pagetide.dev/v1alpha1\nkind: InferenceService\n"
 

@@ -5,8 +5,10 @@ import copy
 import pytest
 import yaml
 
+from pagetide_spec.documents import load_documents
 from pagetide_spec.errors import ResourceError
-from pagetide_spec.resource import Cache, Policy, SecretKey, dropped_fields, load_documents, parse
+from pagetide_spec.inference_service import Cache, Policy, SecretKey
+from pagetide_spec.resource import dropped_fields, parse
 
 MINIMAL = {
     "apiVersion": "pagetide.dev/v1alpha1",

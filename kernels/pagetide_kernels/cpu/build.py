@@ -18,7 +18,9 @@ import os
 import platform
 import shlex
 import shutil
+import struct
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -88,15 +90,35 @@ def _built(flags: tuple[str, ...]) -> Path:
     folder = cache_folder()
     path = folder / f"ops-{key(compiler, flags)}.so"
     try:
-        if not path.exists():
+        if not _is_whole(path):
             folder.mkdir(parents=True, exist_ok=True)
             with _locked(path.with_suffix(".lock")):
-                if not path.exists():
+                if not _is_whole(path):
                     compile_library(compiler, flags, path)
     except OSError as error:
         problem = f"they cannot be kept in {folder} ({_line(error)}); set PAGETIDE_CACHE to a folder with room"
         raise BuildError(problem) from error
     return path
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a library is there, to its end: a part of one may load, and kill the process.
+
+    On Linux its last part is the table of its sections; of other systems' libraries nothing is known.
+    """
+    try:
+        with path.open("rb") as file:
+            header = file.read(64)
+            size = os.fstat(file.fileno()).st_size
+    except FileNotFoundError:
+        return False
+    if not header.startswith(b"\x7fELF"[:size]):
+        return size > 0
+    if size < 64:
+        return False
+    order = "<" if sys.byteorder == "little" else ">"
+    (table,), (each, count) = struct.unpack_from(f"{order}Q", header, 40), struct.unpack_from(f"{order}HH", header, 58)
+    return bool(size >= table + each * count)
 
 
 def _line(error: OSError) -> str:
@@ -185,9 +207,13 @@ def compile_library(compiler: list[str], flags: tuple[str, ...], path: Path) -> 
             )
         except subprocess.TimeoutExpired as error:
             raise BuildError(f"{compiler[0]} took longer than {COMPILE_TIMEOUT_S:.0f} s") from error
+        except OSError as error:
+            raise BuildError(f"{compiler[0]} cannot be run: {_line(error)}") from error
         if result.returncode:
             lines = [line for line in result.stderr.splitlines() if "error" in line] or result.stderr.splitlines()
             raise BuildError(f"{compiler[0]} failed: {lines[0].strip()[:300] if lines else result.returncode}")
+        if not made.exists():
+            raise BuildError(f"{compiler[0]} made no library")
         made.rename(path)
 
 

@@ -8,7 +8,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from pagetide_spec.resource import Autoscaling
+from pagetide_spec.inference_service import Autoscaling
 
 from .guard import Candidate, choose_victim, replicaset_victim
 from .policy import Decision, Memory, decide, with_change

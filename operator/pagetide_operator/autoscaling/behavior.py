@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from pagetide_spec.resource import Autoscaling, Policy, ScalingRules
+from pagetide_spec.inference_service import Autoscaling, Policy, ScalingRules
 
 Limiter = Literal["", "StabilizationWindow", "ScalingPolicy", "ScaleUpDisabled", "ScaleDownDisabled"]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from pagetide_spec.resource import Autoscaling
+from pagetide_spec.inference_service import Autoscaling
 
 from .behavior import Change, Wish, allowed
 from .guard import GUARD_S, holds_cache

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 import aiohttp
 
 from pagetide_spec.names import PATH_METRICS
+from pagetide_spec.web import whole_body
 
 from .samples import Sample, parse_sample
 
@@ -53,10 +54,11 @@ class Scraper:
 
 
 async def fetched(session: aiohttp.ClientSession, url: str) -> str:
-    """What is at `url`, cut after MOST_BYTES: whoever runs a pod must not fill our memory, nor send us elsewhere."""
+    """What is at `url`: whoever runs a pod must not send us elsewhere, nor fill our memory.
+
+    Raises:
+        ValueError: more than MOST_BYTES; a part of it would pass for the whole.
+    """
     async with session.get(url, allow_redirects=False) as reply:
         reply.raise_for_status()
-        body = await reply.content.read(MOST_BYTES)
-        while len(body) < MOST_BYTES and (more := await reply.content.read(MOST_BYTES - len(body))):
-            body += more
-        return body.decode("utf-8", "replace")
+        return (await whole_body(reply.content.iter_any(), MOST_BYTES)).decode("utf-8", "replace")

@@ -9,7 +9,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from pagetide_spec.resource import Autoscaling
+from pagetide_spec.inference_service import Autoscaling
 
 from .windows import WINDOW_S, Load, count_of, merged, quantile
 

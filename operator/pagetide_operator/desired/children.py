@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from pagetide_spec.inference_service import EndpointPicker, InferenceService, Rollout
 from pagetide_spec.names import (
     ANNOTATION_APPLIED,
     ANNOTATION_FINGERPRINT,
@@ -21,7 +22,6 @@ from pagetide_spec.names import (
     headless_name,
     selector_labels,
 )
-from pagetide_spec.resource import EndpointPicker, InferenceService, Rollout
 
 from ..cluster.kinds import MONITOR, POOL
 from .pod import Manifest, digest, labels_of

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pagetide_spec.flags import env_of, to_arguments
+from pagetide_spec.inference_service import InferenceService, SecretKey
 from pagetide_spec.names import (
     ANNOTATION_TEMPLATE_HASH,
     FIELD_MANAGER,
@@ -19,7 +20,6 @@ from pagetide_spec.names import (
     SERVER_PORT,
     selector_labels,
 )
-from pagetide_spec.resource import InferenceService, SecretKey
 
 from .merge import merged
 

@@ -7,13 +7,13 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from pagetide_spec.inference_service import InferenceService
 from pagetide_spec.names import (
     ANNOTATION_FINGERPRINT,
     ANNOTATION_PREFETCHED,
     ANNOTATION_TEMPLATE,
     ANNOTATION_TEMPLATE_HASH,
 )
-from pagetide_spec.resource import InferenceService
 
 from .pod import Manifest, digest, pod_template
 

@@ -6,15 +6,14 @@ import dataclasses
 from collections.abc import Collection, Iterable
 from typing import Literal
 
+from pagetide_spec.conditions import EXIT_WRONG_SETTING
+
 FIRST_DELAY_S = 0.5
 LONGEST_DELAY_S = 30.0
 # Loading takes all of a machine's disk and cores for a while; more at once make no replica ready sooner.
 MOST_LOADING = 2
 # A replica that stayed up this long has its earlier failures forgiven.
 STABLE_S = 60.0
-
-# `pagetide serve` ends with this code when its settings are wrong: starting it again cannot help.
-EXIT_WRONG_SETTING = 2
 
 
 @dataclasses.dataclass(frozen=True)

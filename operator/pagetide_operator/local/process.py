@@ -16,7 +16,7 @@ from pathlib import Path
 # Below the range from which Linux takes ports of outgoing connections (32768 up), so that none of those takes a port
 # between its choice here and the replica's start.
 _PORTS = range(20000, 32000)
-_TAIL_BYTES = 4096
+_TAIL_BYTES = 16 << 10
 
 
 async def spawn(command: Sequence[str], environment: Mapping[str, str], log: Path) -> asyncio.subprocess.Process:
@@ -82,7 +82,10 @@ def last_line(log: Path) -> str:
     try:
         with log.open("rb") as file:
             file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - _TAIL_BYTES))
+            begin = max(0, file.tell() - _TAIL_BYTES)
+            file.seek(begin)
+            if begin:
+                file.readline()  # the rest of a line says nothing, and hides what kind of line it was
             lines = file.read().decode("utf-8", "replace").splitlines()
     except OSError:
         return ""

@@ -18,9 +18,9 @@ from starlette.routing import Route
 from pagetide_gateway.replicas.registry import Registry
 from pagetide_gateway.serving.app import Gateway
 from pagetide_gateway.serving.server import GatewayServer
+from pagetide_spec.conditions import EXIT_WRONG_SETTING
 
 from ..autoscaling.windows import SCRAPE_S
-from .plan import EXIT_WRONG_SETTING
 from .process import last_line
 from .scaler import LocalScaler
 from .service import LocalService

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from pagetide_spec.resource import Autoscaling
+from pagetide_spec.inference_service import Autoscaling
 
 from ..autoscaling.autoscaler import Autoscaler, Fleet, Replica, Step
 from ..autoscaling.explain import active_condition, inputs_of, limited_condition, sentence, status_after

@@ -10,7 +10,7 @@ from typing import Any
 
 from pagetide_spec.errors import SettingError
 from pagetide_spec.flags import to_arguments
-from pagetide_spec.resource import Autoscaling, InferenceService, ModelSource
+from pagetide_spec.inference_service import Autoscaling, InferenceService, ModelSource
 
 from ..desired.pod import server_settings, shutdown_seconds
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,8 +20,7 @@ from rich.text import Text
 from .status import COLUMNS, SCALING_COLUMNS, is_ready, row, scaling_row
 
 _stderr = Console(stderr=True)
-# Without a terminal, progress of a start is printed this often.
-_QUIET_S = 10.0
+_PERCENT = re.compile(r"\d+%")
 
 
 def print_table(services: Sequence[Mapping[str, Any]]) -> None:
@@ -89,7 +89,7 @@ def log_handler() -> logging.Handler:
 
 
 class Progress:
-    """What is being waited for, on stderr: one line that changes on a terminal, a line now and then elsewhere."""
+    """What is being waited for, on stderr: one line that changes on a terminal, elsewhere one for each new phase."""
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
@@ -115,9 +115,9 @@ class Progress:
         if self._status:
             # As text, not markup: log lines may hold square brackets.
             self._status.update(Text(_cut(line, self._console.width - 4)))
-        elif now - self._told_at >= _QUIET_S or (text != self._told and now - self._told_at >= 1):
+        elif (phase := _PERCENT.sub("", text)) != self._told and now - self._told_at >= 1:
             print(line, file=sys.stderr, flush=True)
-            self._told, self._told_at = text, now
+            self._told, self._told_at = phase, now
 
 
 def _cut(text: str, width: int) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from pagetide_spec.crd import printer_columns
-from pagetide_spec.resource import Autoscaling
+from pagetide_spec.inference_service import Autoscaling
 
 from ..verdicts.failures import Failure
 from ..verdicts.status import ASLEEP, readiness

@@ -187,7 +187,14 @@ class Supervisor:
         """Tell the gateway which replicas there are."""
         running = [slot for slot in self.slots_of(service) if slot.process]
         replicas = {slot.name: slot.url for slot in running}
-        self._registry.put(service.model_name, replicas, wake=self._wakers.get(service.name))
+        wake, broken = self._wakers.get(service.name), self._broken(service)
+        self._registry.put(service.model_name, replicas, wake=wake, broken=broken)
+
+    def _broken(self, service: LocalService) -> str:
+        """Why none of the replicas that there should be will ever start; empty where one may."""
+        slots = [self.slots.get(name) for name in self._wanted[service.name]]
+        reasons = [f"{s.name}: {s.reason} (log: {s.log})" for s in slots if s is not None and s.broken]
+        return reasons[0] if reasons and len(reasons) == len(slots) else ""
 
     async def _stop(self, slot: Slot) -> None:
         if slot.is_stopping:

@@ -11,9 +11,10 @@ from pathlib import Path
 import uvloop
 
 from pagetide_spec.command_line import Parser
+from pagetide_spec.documents import load_documents
 from pagetide_spec.errors import PagetideError, SettingError
 from pagetide_spec.names import GATEWAY_PORT
-from pagetide_spec.resource import load_documents, parse
+from pagetide_spec.resource import parse
 from pagetide_spec.web import check_port, listen
 
 from ..autoscaling.windows import SCRAPE_S

@@ -9,8 +9,8 @@ import logging
 import time
 from collections.abc import Callable
 
+from pagetide_spec.inference_service import InferenceService
 from pagetide_spec.names import ANNOTATION_DRAINING, KIND
-from pagetide_spec.resource import InferenceService
 
 from .. import act
 from ..autoscaling.autoscaler import Autoscaler, Fleet, Step

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from pagetide_spec.errors import ResourceError
-from pagetide_spec.resource import InferenceService
+from pagetide_spec.inference_service import InferenceService
 
 from ..cluster.store import Name
 from ..decide import understood

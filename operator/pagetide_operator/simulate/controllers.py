@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from pagetide_spec.resource import Autoscaling
+from pagetide_spec.inference_service import Autoscaling
 
 from ..autoscaling.autoscaler import Autoscaler, Fleet
 from ..autoscaling.behavior import Change, Wish, allowed

@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pagetide_spec.resource import Autoscaling, InferenceService
+from pagetide_spec.inference_service import Autoscaling, InferenceService
 from pagetide_spec.traces import Row
 
 from .controllers import ConcurrencyKpa, Controller, Fixed, Pagetide, QueueHpa

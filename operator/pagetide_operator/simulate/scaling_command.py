@@ -9,8 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pagetide_spec.documents import load_documents
 from pagetide_spec.errors import SettingError
-from pagetide_spec.resource import InferenceService, load_documents, parse
+from pagetide_spec.inference_service import InferenceService
+from pagetide_spec.resource import parse
 from pagetide_spec.traces import read
 
 from .calibrate import calibrated

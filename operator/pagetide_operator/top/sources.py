@@ -14,6 +14,7 @@ import aiohttp
 from pagetide_spec.errors import PagetideError
 from pagetide_spec.metrics import GATEWAY_METRICS
 from pagetide_spec.names import PATH_METRICS, PATH_READY, PATH_SUMMARY
+from pagetide_spec.web import whole_body
 
 from .exposition import Change, Look, has_begun_anew, look
 from .frame import Frame, Row, row_of
@@ -24,6 +25,8 @@ TIMEOUT_S = 5.0
 MOST_BYTES = 32 << 20
 # The window over which rates and quantiles are computed.
 WINDOW_S = 30.0
+# Of what is wrong with a service; the rest is in its status.
+_BROKEN_LENGTH = 100
 
 
 class NoAnswer(PagetideError):
@@ -105,20 +108,11 @@ class Web:
         timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
         try:
             async with self.session.get(self.url + path, headers=headers, timeout=timeout) as reply:
-                return reply.status, await self._body(reply)
+                return reply.status, (await whole_body(reply.content.iter_any(), MOST_BYTES)).decode()
         except TimeoutError:
             raise NoAnswer(f"{self.url} does not answer within {TIMEOUT_S:g} s") from None
-        except (aiohttp.ClientError, OSError, UnicodeDecodeError) as error:
-            raise NoAnswer(f"{self.url}: {error}") from None
-
-    async def _body(self, reply: aiohttp.ClientResponse) -> str:
-        """All of it, unless it has no end."""
-        body = bytearray()
-        async for piece in reply.content.iter_any():
-            body += piece
-            if len(body) > MOST_BYTES:
-                raise NoAnswer(f"{reply.url} answers with more than {MOST_BYTES >> 20} MiB; is this the address?")
-        return body.decode()
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise NoAnswer(f"{self.url}{path}: {error}") from None
 
 
 async def source_at(web: Web) -> Source:
@@ -229,4 +223,6 @@ def service_line(service: Mapping[str, Any]) -> str:
     ready = sum(r["state"] == "ready" for r in service["replicas"])
     in_flight = sum(r["inFlight"] for r in service["replicas"])
     held = f", {service['held']:d} held" if service["held"] else ""
-    return f"{plain(service['model'])}: {ready} of {len(service['replicas'])} ready, {in_flight} in flight{held}"
+    broken = f", cannot start: {plain(str(service['broken'])[:_BROKEN_LENGTH])}" if service.get("broken") else ""
+    counts = f"{ready} of {len(service['replicas'])} ready, {in_flight} in flight"
+    return f"{plain(service['model'])}: {counts}{held}{broken}"

@@ -102,7 +102,7 @@ async def metrics_of(address: str) -> str:
     """The metrics of one server, asked directly.
 
     Raises:
-        OSError, TimeoutError: it gave no (good) answer.
+        OSError, TimeoutError, ValueError: it gave no (good) answer.
     """
     timeout = aiohttp.ClientTimeout(total=2)
     try:

@@ -10,6 +10,8 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from pagetide_spec.conditions import crash_text
+
 Object = Mapping[str, Any]
 
 _IMAGE = {"ErrImagePull": "ImagePullBackOff", "ImagePullBackOff": "ImagePullBackOff"}
@@ -102,5 +104,5 @@ def _crash(name: str, ended: Mapping[str, Any]) -> Failure:
     if ended.get("reason") == "OOMKilled":
         return Failure("OOMKilled", f"container {name} took more memory than its limit")
     lines = [line for line in ended.get("message", "").splitlines() if line.strip()]
-    last = f": {lines[-1].strip()[:_LOG_LINE]}" if lines else ""
-    return Failure("CrashLoopBackOff", f"container {name} ended with exit code {ended.get('exitCode')}{last}")
+    last = lines[-1].strip()[:_LOG_LINE] if lines else ""
+    return Failure("CrashLoopBackOff", crash_text(name, ended.get("exitCode"), last))

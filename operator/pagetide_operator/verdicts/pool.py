@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pagetide_spec.resource import InferenceService
+from pagetide_spec.inference_service import InferenceService
 
 from ..cluster.kinds import POOL
 from ..plan import is_owned

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pagetide_spec.resource import InferenceService, Rollout
+from pagetide_spec.inference_service import InferenceService, Rollout
 
 from ..cluster.times import seconds_of
 from ..desired.children import ONE_AT_A_TIME

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pagetide_spec.errors import ResourceError
+from pagetide_spec.inference_service import InferenceService
 from pagetide_spec.names import selector_labels
-from pagetide_spec.resource import InferenceService
 
 from ..cluster.pods import is_ready
 from .capacity import Capacity

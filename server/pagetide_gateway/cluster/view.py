@@ -6,17 +6,25 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from pagetide_spec.conditions import INVALID, needs_change
 from pagetide_spec.names import ANNOTATION_DRAINING, LABEL_SERVICE, SERVER_PORT
+
+_MESSAGE_LENGTH = 600
 
 
 @dataclasses.dataclass(frozen=True)
 class ServiceView:
-    """One InferenceService. `may_wake`: its replicas come with demand, so that it is worth waiting for one."""
+    """One InferenceService. `may_wake`: its replicas come with demand, so that it is worth waiting for one.
+
+    `broken`: why none will come until somebody changes it; where it `is_invalid`, those it has already may yet serve.
+    """
 
     namespace: str
     name: str
     served: str
     may_wake: bool
+    broken: str = ""
+    is_invalid: bool = False
 
     @property
     def key(self) -> str:
@@ -43,18 +51,38 @@ class Wanted:
     replicas: Mapping[str, str]
     draining: frozenset[str]
     unready: frozenset[str]
+    broken: str = ""
 
 
 def service_view(resource: Mapping[str, Any]) -> ServiceView:
     """An InferenceService as the API server has it; a wrong one has no pods, and is listed all the same."""
     metadata, spec = resource["metadata"], _mapping(resource.get("spec"))
     served = _mapping(spec.get("model")).get("servedName")
+    reason, broken = _broken(resource)
     return ServiceView(
         metadata["namespace"],
         metadata["name"],
         served if isinstance(served, str) and served else metadata["name"],
         may_wake=isinstance(spec.get("autoscaling"), Mapping),
+        broken=broken,
+        is_invalid=reason in INVALID,
     )
+
+
+def _broken(resource: Mapping[str, Any]) -> tuple[str, str]:
+    """The reason for which a service is not Ready, and what to tell of it, where no waiting helps; else nothing.
+
+    What the operator said of an earlier state of the service does not count.
+    """
+    metadata = resource["metadata"]
+    conditions = _mapping(resource.get("status")).get("conditions") or []
+    ready: Mapping[str, Any] = next((c for c in conditions if c.get("type") == "Ready"), {})
+    reason, message = str(ready.get("reason")), str(ready.get("message"))
+    is_old = ready.get("observedGeneration") != metadata.get("generation")
+    if ready.get("status") != "False" or is_old or not needs_change(reason, message):
+        return "", ""
+    where = f"kubectl -n {metadata['namespace']} describe pgt/{metadata['name']}"
+    return reason, f"{reason}: {message[:_MESSAGE_LENGTH]} (see: {where})"
 
 
 def pod_view(pod: Mapping[str, Any]) -> PodView | None:
@@ -86,9 +114,15 @@ def wanted(services: Iterable[ServiceView], pods: Iterable[PodView]) -> list[Wan
             {pod.name: pod.url for pod in of.get(service.key, ())},
             frozenset(pod.name for pod in of.get(service.key, ()) if pod.is_draining),
             frozenset(pod.name for pod in of.get(service.key, ()) if not pod.is_ready),
+            _why_none_comes(service, of.get(service.key, ())),
         )
         for service in sorted(services, key=lambda s: s.key)
     ]
+
+
+def _why_none_comes(service: ServiceView, pods: Iterable[PodView]) -> str:
+    may_serve = service.is_invalid and not all(pod.is_draining for pod in pods)
+    return "" if may_serve else service.broken
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

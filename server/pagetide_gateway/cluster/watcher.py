@@ -139,6 +139,7 @@ class ClusterWatcher:
             draining=one.draining,
             unready=one.unready,
             wake=self._waker(service) if service.may_wake else None,
+            broken=one.broken,
         )
 
     def _waker(self, service: ServiceView) -> Callable[[], Any]:

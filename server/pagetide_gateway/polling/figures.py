@@ -11,9 +11,11 @@ import aiohttp
 
 from pagetide_spec.metrics import SERVER_METRICS, VLLM_METRICS
 from pagetide_spec.names import PATH_METRICS
+from pagetide_spec.web import whole_body
 
 from ..metrics import GatewayMetrics
 from ..replicas.registry import Registry, Replica, Service
+from ..replicas.upstream import MOST_TOLD
 from ..routing.outlier import after_failure
 from ..routing.replica_load import Figures
 from .for_each import for_each_replica
@@ -87,12 +89,14 @@ class FigureReader:
 
     async def _read(self, service: Service, replica: Replica) -> None:
         try:
-            async with self._session.get(replica.url + PATH_METRICS, timeout=self._timeout) as response:
-                text = (await response.read()).decode("utf-8", "replace") if response.status == 200 else ""
-        except (aiohttp.ClientError, TimeoutError, OSError):
+            async with self._session.get(
+                replica.url + PATH_METRICS, timeout=self._timeout, allow_redirects=False
+            ) as response:
+                body = await whole_body(response.content.iter_any(), MOST_TOLD) if response.status == 200 else b""
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
             return  # whether it is well is for the health polls to say
         now = time.monotonic()
-        figures, work = parse(text)
+        figures, work = parse(body.decode("utf-8", "replace"))
         if service.replicas.get(replica.name) is replica:  # not gone, its name perhaps another's
             service.router.observe(replica.name, figures, now)
         replica.figures = figures

@@ -10,9 +10,10 @@ import aiohttp
 import msgspec
 
 from pagetide_spec.names import PATH_READY
+from pagetide_spec.web import whole_body
 
 from ..replicas.registry import Health, Registry, Replica, Service
-from ..replicas.upstream import Fault, describe, fault_of
+from ..replicas.upstream import MOST_TOLD, Fault, describe, fault_of
 from .for_each import for_each_replica
 
 log = logging.getLogger(__name__)
@@ -98,7 +99,9 @@ class HealthPoller:
     async def poll(self, service: Service, replica: Replica) -> Poll:
         """Ask once; of a replica that has just turned ready, also which model it serves."""
         try:
-            async with self._session.get(replica.url + PATH_READY, timeout=self._timeout) as response:
+            async with self._session.get(
+                replica.url + PATH_READY, timeout=self._timeout, allow_redirects=False
+            ) as response:
                 text = (await response.content.read(200)).decode("utf-8", "replace")
                 if response.status != 200:
                     return Poll("unready", " ".join(text.split()) or f"{PATH_READY} says {response.status}")
@@ -107,17 +110,19 @@ class HealthPoller:
             return await self._learn(service, replica)
         except TimeoutError:
             return Poll("timeout")
+        except ValueError as error:
+            return Poll("unready", f"its list of models: {error}")
         except (aiohttp.ClientError, OSError) as error:
             return Poll(_RESULTS[fault_of(error)], describe(error))
 
     async def _learn(self, service: Service, replica: Replica) -> Poll:
         async with self._session.get(
-            replica.url + "/v1/models", timeout=self._timeout, headers=self._headers
+            replica.url + "/v1/models", timeout=self._timeout, headers=self._headers, allow_redirects=False
         ) as response:
             if response.status != 200:
                 # The list may need a key that nobody gave us.
                 return Poll("ready")
-            cards = cards_in(await response.read())
+            cards = cards_in(await whole_body(response.content.iter_any(), MOST_TOLD))
         if cards and service.served not in cards:
             return Poll("unready", f"serves {', '.join(cards)}, not {service.served}")
         service.card = cards.get(service.served, {})

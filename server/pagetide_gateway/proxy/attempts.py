@@ -97,11 +97,11 @@ class Attempts:
     async def _choose(self, exchange: Exchange, refusal: ApiError | None) -> tuple[Replica, Ticket]:
         service = exchange.service
         candidates = self._candidates(exchange)
-        while not candidates and not exchange.begun and service.wake is not None and not service.available():
+        while not candidates and not exchange.begun and service.holds and not service.available():
             await self._hold(exchange)
             candidates = self._candidates(exchange)
         if exchange.begun > _REPEATS_OF_BEGUN or not candidates:
-            raise refusal or no_ready_replica(service.model, service.states())
+            raise refusal or no_ready_replica(service.model, service.states(), service.broken)
         if exchange.tried:
             self._metrics.retried(service.model)
         now = time.monotonic()

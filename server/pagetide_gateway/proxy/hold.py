@@ -78,8 +78,8 @@ class Holder:
             while waiting:
                 if service.available():
                     _release(waiting)
-                elif self._is_over() or service.wake is None:
-                    _release(waiting, no_ready_replica(service.model, service.states()))
+                elif self._is_over() or service.wake is None or service.broken:
+                    _release(waiting, no_ready_replica(service.model, service.states(), service.broken))
                 elif (
                     service.is_empty
                     and now() >= service.woken_at + WAKE_INTERVAL_S

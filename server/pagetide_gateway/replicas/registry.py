@@ -37,6 +37,7 @@ class Service:
         model: what clients call it: `served` where that is unique, else `key`.
         card: its entry in `/v1/models` as a replica last reported it.
         wake: asks for a replica; a service without it does not hold requests.
+        broken: why it will have no replica until somebody changes it; empty where it may have one.
         held: requests that wait for a replica now.
     """
 
@@ -49,6 +50,7 @@ class Service:
     router: Router = dataclasses.field(default_factory=ExpectedTime)
     density: Density = dataclasses.field(default_factory=Density)
     wake: Wake | None = None
+    broken: str = ""
     woken_at: float = -math.inf
     held: int = 0
 
@@ -60,6 +62,11 @@ class Service:
     def is_empty(self) -> bool:
         """Has no replica but those that leave."""
         return all(r.draining for r in self.replicas.values())
+
+    @property
+    def holds(self) -> bool:
+        """Whether requests without a replica wait for one: it comes with demand, and nothing keeps it from coming."""
+        return self.wake is not None and not self.broken
 
     def available(self) -> list[Replica]:
         """Replicas that are ready and do not drain, in the order of their names."""
@@ -98,15 +105,16 @@ class Registry:
         draining: Collection[str] | None = None,
         unready: Collection[str] = (),
         wake: Wake | None = None,
+        broken: str = "",
     ) -> Service:
         """Make `replicas` (name -> url) those of a service; what is known about those that stay is kept.
 
         `served` is the model's name at the replicas (as `key`, if empty). `draining` names those that are to get
         nothing new; where it is None, that stays as it is. `unready` names those that somebody else, such as a kubelet,
-        finds not ready.
+        finds not ready. `broken`: why none will ever be ready.
         """
         service = self._service(key, served or key)
-        service.wake = wake
+        service.wake, service.broken = wake, broken
         self._replace(service, replicas)
         self._share()
         for replica in service.replicas.values():

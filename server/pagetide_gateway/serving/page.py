@@ -122,7 +122,8 @@ class Page:
             "key": key,
             "model": service.model,
             "held": service.held,
-            "wakes": service.wake is not None,
+            "wakes": service.holds,
+            "broken": service.broken,
             "replicas": [_replica(r) for r in service.replicas.values()],
             "history": [_camel(dataclasses.asdict(point)) for point in self._history.get(key, ())],
         }

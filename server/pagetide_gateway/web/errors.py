@@ -111,8 +111,13 @@ def body_too_slow(seconds: float) -> ApiError:
     return ApiError(408, f"The request's body did not come within {seconds:g} s", code="request_timeout")
 
 
-def no_ready_replica(model: str, states: Iterable[str]) -> ApiError:
-    """503: the service exists, but nothing of it can answer now; says what its replicas wait for."""
+def no_ready_replica(model: str, states: Iterable[str], broken: str = "") -> ApiError:
+    """503: the service exists, but nothing of it can answer now; says what its replicas wait for.
+
+    `broken`: why none will ever be ready; then it is of no use to ask again.
+    """
+    if broken:
+        return ApiError(503, f"No replica of `{model}` can start: {_short(broken, 1000)}", code="no_ready_replica")
     why = "; ".join(states) or "it has no replicas"
     return ApiError(503, f"No replica of `{model}` is ready: {why}", code="no_ready_replica", retry_s=RETRY_AFTER_S)
 

@@ -17,10 +17,11 @@ class Phase(enum.Enum):
 
 
 class Lifecycle:
-    """The server's phase, and the requests that a drain has to wait for."""
+    """The server's phase, how far it has come with loading, and the requests that a drain has to wait for."""
 
     def __init__(self) -> None:
         self.phase = Phase.LOADING
+        self.stage = ""
         self.in_flight = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -37,7 +38,7 @@ class Lifecycle:
     def why_closed(self) -> str | None:
         """Why no request is taken now, or None."""
         if self.phase is Phase.LOADING:
-            return "the model is still loading"
+            return "the model is still loading" + (f": {self.stage}" if self.stage else "")
         return "the server is shutting down" if self.phase is Phase.DRAINING else None
 
     @contextlib.contextmanager

@@ -98,9 +98,13 @@ class Server:
         name, number = served_name(config), _version()
         metrics = ServerMetrics(name, number, config.metrics_compat == "vllm")
         self._progress = LoadingProgress()
-        engine = EngineClient(on_step=metrics.step, on_loading=self._progress.report)
+        engine = EngineClient(on_step=metrics.step, on_loading=self._loads)
         traces = tracing(os.environ, number)
         self._context = Context(config, engine, metrics, Lifecycle(), name, number, tracing=traces)
+
+    def _loads(self, stage: str, fraction: float) -> None:
+        self._progress.report(stage, fraction)
+        self._context.lifecycle.stage = f"{stage} {round(100 * fraction)}%"
 
     def _http_config(self) -> uvicorn.Config:
         return uvicorn.Config(

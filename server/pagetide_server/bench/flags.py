@@ -129,52 +129,61 @@ def _slo(text: str) -> Slo:
         raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None
 
 
+_count, _natural, _positive = _number(int, 1), _number(int, 0), _number(float, 0, above=True)
+
+
 def _parser() -> Parser:
     parser = Parser("pagetide bench", description="Load an OpenAI-compatible server and measure it.", epilog=EPILOG)
-    count, natural = _number(int, 1), _number(int, 0)
-    positive = _number(float, 0, above=True)
     add = parser.add_argument
     add("url", metavar="URL", help="of the server, as http://HOST:PORT")
     add("--model", metavar="NAME", help="model to request (default: the only one the server has)")
     add("--api-key", metavar="KEY", help=f"(default: {' or '.join('$' + name for name in KEY_VARIABLES)})")
     add("--chat", action="store_true", help="/v1/chat/completions instead of /v1/completions")
+    _add_load(parser)
+    _add_requests(parser)
+    _add_result(parser)
+    return parser
 
+
+def _add_load(parser: Parser) -> None:
     add = parser.add_argument_group("load").add_argument
     add(
         "--concurrency",
-        type=count,
+        type=_count,
         metavar="N",
         help=f"closed loop: so many open requests (default: {DEFAULT_CONCURRENCY}); open loop: never more than that",
     )
-    add("--rate", type=positive, metavar="R", help="open loop: Poisson arrivals, so many per second")
+    add("--rate", type=_positive, metavar="R", help="open loop: Poisson arrivals, so many per second")
     add("--trace", metavar="FILE", help="open loop: times and lengths of a trace (Mooncake JSONL or Azure CSV)")
-    add("--speed", type=positive, default=1.0, metavar="X", help="play the trace so many times as fast (default: 1)")
+    add("--speed", type=_positive, default=1.0, metavar="X", help="play the trace so many times as fast (default: 1)")
     add(
         "--requests",
-        type=count,
+        type=_count,
         metavar="N",
         help=f"stop after so many (default: {DEFAULT_REQUESTS} without --duration; the whole trace)",
     )
     add(
         "--duration",
-        type=positive,
+        type=_positive,
         metavar="S",
         help="begin no request after so many seconds; those begun are finished",
     )
-    add("--warmup", type=natural, default=0, metavar="N", help="requests before the run, not measured (default: 0)")
-    add("--timeout", type=positive, default=600.0, metavar="S", help="for one request (default: 600)")
+    add("--warmup", type=_natural, default=0, metavar="N", help="requests before the run, not measured (default: 0)")
+    add("--timeout", type=_positive, default=600.0, metavar="S", help="for one request (default: 600)")
 
+
+def _add_requests(parser: Parser) -> None:
     add = parser.add_argument_group("requests").add_argument
     add("--input-tokens", type=_lengths, default=Lengths(256, 256), metavar="N|LOW:HIGH", help="(default: 256)")
     add("--output-tokens", type=_lengths, default=Lengths(128, 128), metavar="N|LOW:HIGH", help="(default: 128)")
     add(
         "--prefix-tokens",
-        type=natural,
+        type=_natural,
         default=0,
         metavar="N",
         help="before the input: a shared prefix (default: 0)",
     )
-    add("--prefixes", type=count, default=1, metavar="N", help="so many different prefixes (default: 1)")
+    add("--prefixes", type=_count, default=1, metavar="N", help="so many different prefixes (default: 1)")
     add(
         "--prompts",
         choices=("auto", "ids", "text"),
@@ -190,11 +199,13 @@ def _parser() -> Parser:
     )
     add(
         "--seed",
-        type=natural,
+        type=_natural,
         metavar="N",
         help="of arrivals, lengths and prompts (default: a new one, so that no prompt is in a cache yet)",
     )
 
+
+def _add_result(parser: Parser) -> None:
     add = parser.add_argument_group("result").add_argument
     add(
         "--slo",
@@ -205,4 +216,3 @@ def _parser() -> Parser:
         help="exit 1 unless kept; several: ttft_p99=0.5 inter_token_p50=0.05 output_tokens_per_s=100 error_rate=0",
     )
     add("--json", metavar="FILE", help="write the figures there; - is stdout, and the table goes to stderr")
-    return parser

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
 from ..control_groups import groups
@@ -16,13 +17,13 @@ _OLD = ("memory.limit_in_bytes", "memory.usage_in_bytes")
 def available_bytes(root: Path = Path("/")) -> int:
     """Bytes that can be taken without swapping and without reaching a control group's limit.
 
-    The least of /proc/meminfo's MemAvailable and, for each group of this process with a limit, the limit less what the
-    group holds beside file pages that can be dropped.
+    The least of /proc/meminfo's MemAvailable, of what `ulimit -v` leaves this process, and for each group of this
+    process with a limit, the limit less what the group holds beside file pages that can be dropped.
 
     Args:
         root: where `proc` and `sys` lie.
     """
-    found = [_machine(root)]
+    found = [_machine(root), *_of_this_process(root)]
     for folder, is_unified in groups("memory", root):
         limit_file, usage_file = _UNIFIED if is_unified else _OLD
         limit, usage = _number(folder / limit_file), _number(folder / usage_file)
@@ -36,6 +37,15 @@ def _machine(root: Path) -> int:
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
     raise OSError("/proc/meminfo has no MemAvailable")
+
+
+def _of_this_process(root: Path) -> list[int]:
+    """What a limit of its addresses leaves, if there is one: memory that is only set aside counts, too."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return []
+    pages = int((root / "proc/self/statm").read_text().split()[0])
+    return [max(0, limit - pages * resource.getpagesize())]
 
 
 def _number(path: Path) -> int | None:

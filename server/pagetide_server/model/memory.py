@@ -29,6 +29,7 @@ CPU_SWAP_SHARE = 0.2
 CPU_CACHE_MOST = 4 * GIB
 # Memory that nobody asked for must at least hold one sequence of this length, or of the model's context length.
 LEAST_TOKENS = 2048
+_FEWER_ACTIVATIONS = "lower max_num_batched_tokens or max_num_seqs to save activations"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +45,11 @@ class Memory:
     total: int
     held: int
     on_gpu: bool
+
+    @property
+    def free(self) -> int:
+        """What the cache can get at most."""
+        return max(0, self.total - self.held)
 
 
 def usable_window(config: EngineConfig, window: int, blocks: int) -> int:
@@ -79,7 +85,7 @@ def kv_blocks(config: EngineConfig, loaded: LoadedModel, graph_bytes: int = 0) -
     memory = dataclasses.replace(memory, held=memory.held + graph_bytes)
     blocks = cache_blocks(config, memory, block, loaded.max_model_len, limits)
     # On a CPU the cache is of the same memory, though it is not taken yet.
-    left = available_bytes() if on_gpu else memory.total - blocks * block
+    left = available_bytes() if on_gpu else memory.free - blocks * block
     return blocks, swap_blocks(config, block, left, on_gpu)
 
 
@@ -96,7 +102,7 @@ def cache_blocks(
     if config.kv_cache_memory_gib is None:
         # More could never be used.
         blocks = min(blocks, limits.max_num_seqs * window)
-    check_room(config, blocks, block_bytes, max_model_len, memory.total if memory.on_gpu else 0)
+    check_room(config, blocks, block_bytes, max_model_len, memory)
     return blocks
 
 
@@ -104,8 +110,8 @@ def room(config: EngineConfig, memory: Memory, window_bytes: int) -> int:
     """Bytes for the KV cache; below 0 where what is held has no room by itself.
 
     `kv_cache_memory_gib` decides where it is set. Else, on a GPU, it is what `gpu_memory_utilization` leaves beside
-    what is held. On a CPU it is CPU_CACHE_SHARE of the free memory, but no more than CPU_CACHE_MOST or one context of
-    `window_bytes`, whichever is more.
+    what is held. On a CPU it is CPU_CACHE_SHARE of the free memory, but no more than what is held leaves, nor than
+    CPU_CACHE_MOST or one context of `window_bytes`, whichever is more.
 
     Raises:
         SettingError: `kv_cache_memory_gib` is more than there is.
@@ -114,21 +120,21 @@ def room(config: EngineConfig, memory: Memory, window_bytes: int) -> int:
         return _asked_bytes(config.kv_cache_memory_gib, memory)
     if memory.on_gpu:
         return int(memory.total * config.gpu_memory_utilization) - memory.held
-    return min(int(memory.total * CPU_CACHE_SHARE), max(CPU_CACHE_MOST, window_bytes))
+    return min(int(memory.total * CPU_CACHE_SHARE), memory.free, max(CPU_CACHE_MOST, window_bytes))
 
 
 def _asked_bytes(gib: float, memory: Memory) -> int:
-    asked, free = int(gib * GIB), max(0, memory.total - memory.held)
+    asked, free = int(gib * GIB), memory.free
     if asked > free:
         most = math.floor(free / GIB * 1000) / 1000
-        way_out = f"set it to at most {most:g}" if most else "take a device with more memory"
+        way_out = f"set it to at most {most:g}" if most else f"{_FEWER_ACTIVATIONS}, or take a device with more memory"
         beside = "weights and activations" if memory.on_gpu else "activations"
         problem = f"there are {free / GIB:.3g} GiB free beside {beside}; {way_out}"
         raise SettingError("kv_cache_memory_gib", gib, problem)
     return asked
 
 
-def check_room(config: EngineConfig, blocks: int, block_bytes: int, max_model_len: int, device_bytes: int = 0) -> None:
+def check_room(config: EngineConfig, blocks: int, block_bytes: int, max_model_len: int, memory: Memory) -> None:
     """Refuse a cache in which a sequence of the length that was asked for does not fit.
 
     Args:
@@ -136,7 +142,7 @@ def check_room(config: EngineConfig, blocks: int, block_bytes: int, max_model_le
         blocks: blocks that there is room for; below 0 where even the rest has none.
         block_bytes: size of one.
         max_model_len: the model's context length, or what was asked for.
-        device_bytes: memory of the GPU; 0 for a CPU.
+        memory: what the blocks were cut from.
 
     Raises:
         SettingError: names the setting that gives room, and the value that it needs.
@@ -152,10 +158,13 @@ def check_room(config: EngineConfig, blocks: int, block_bytes: int, max_model_le
     gib = math.ceil(needed_blocks * block_bytes / GIB * 1000) / 1000
     shorter = f", or max_model_len to at most {held}" if config.max_model_len is not None and held else ""
     says = f"{needed} tokens need {gib:g} GiB of KV cache, but there is room for {held} tokens; "
-    if device_bytes and config.kv_cache_memory_gib is None:
+    if config.kv_cache_memory_gib is None and memory.on_gpu:
         missing = (needed_blocks - blocks) * block_bytes
-        problem = says + _more_of_the_gpu(config.gpu_memory_utilization, missing, device_bytes) + shorter
+        problem = says + _more_of_the_gpu(config.gpu_memory_utilization, missing, memory.total) + shorter
         raise SettingError("gpu_memory_utilization", config.gpu_memory_utilization, problem)
+    if config.kv_cache_memory_gib is None and needed_blocks * block_bytes > memory.free:
+        beside = f"activations leave {memory.free / GIB:.3g} of {memory.total / GIB:.3g} GiB; {_FEWER_ACTIVATIONS}"
+        raise SettingError("kv_cache_memory_gib", None, f"{says}{beside}, or give it more memory{shorter}")
     raise SettingError("kv_cache_memory_gib", config.kv_cache_memory_gib, f"{says}set it to at least {gib:g}{shorter}")
 
 
@@ -164,7 +173,7 @@ def _more_of_the_gpu(utilization: float, missing: int, device_bytes: int) -> str
     if share <= 1:
         return f"set it to at least {share:g}"
     gib = math.ceil((device_bytes * utilization + missing) / GIB * 10) / 10
-    return f"set it to 1 on a GPU of at least {gib:g} GiB, or lower max_num_batched_tokens to save activations"
+    return f"set it to 1 on a GPU of at least {gib:g} GiB, or {_FEWER_ACTIVATIONS}"
 
 
 def swap_blocks(config: EngineConfig, block_bytes: int, available: int, on_gpu: bool) -> int:
@@ -206,5 +215,5 @@ def gpu_memory(config: EngineConfig, loaded: LoadedModel, limits: BatchLimits) -
 
 def cpu_memory(loaded: LoadedModel, limits: BatchLimits) -> Memory:
     """The memory that is free now, the weights being loaded; what activations take is estimated."""
-    held = estimated_activations(loaded.hf_config, loaded.vocab_size, limits, loaded.dtype)
+    held = estimated_activations(loaded.hf_config, loaded.vocab_size, limits, loaded.dtype, on_gpu=False)
     return Memory(available_bytes(), held, on_gpu=False)

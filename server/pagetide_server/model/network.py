@@ -89,6 +89,7 @@ def examine(hf_config: Any, config: EngineConfig) -> Shape:
         raise _refused(config, kind, problem)
     network = _on_meta(hf_config, config, kind)
     settle_frequencies(network)
+    expect_no_padding(network)
     recorder, relayed = _Recorder(), False
     try:
         try:
@@ -107,6 +108,11 @@ def examine(hf_config: Any, config: EngineConfig) -> Shape:
     ends = {id(e.weight): e.weight.numel() for e in (network.get_input_embeddings(), head)}
     parameters = sum(p.numel() for p in network.parameters())
     return Shape(layers, parameters, sum(ends.values()), _linear(network), head.weight.shape[0], relayed)
+
+
+def expect_no_padding(network: Any) -> None:
+    """Keep a network from looking for the padding token in its input, for which the host would wait for the device."""
+    network.config.pad_token_id = None
 
 
 def _linear(network: Any) -> tuple[int, int]:

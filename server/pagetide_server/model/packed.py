@@ -7,6 +7,7 @@ linear layer of another type (quantized by the model's own files, or a router th
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import torch
@@ -67,6 +68,7 @@ def pack_network(network: Any, layers: list[Layer], kind: str, float_activations
     taken = _pack_tied(network, kind) or 0
     swapped = swap_layers(network, layers, kind) if choose(torch.device("cpu")).name == "cpp" else 0
     taken += swapped
+    _untie(network)
     for parent in list(network.modules()):
         for name, child in list(parent.named_children()):
             if type(child) is torch.nn.Linear:
@@ -107,6 +109,14 @@ def _pack_tied(network: Any, kind: str) -> int | None:
     network.set_output_embeddings(PackedLinear(weight, head.bias))
     network.set_input_embeddings(PackedEmbedding(weight, getattr(embedding, "embed_scale", None)))
     return weight.nbytes
+
+
+def _untie(network: Any) -> None:
+    """Give linear layers whose weights another layer needs, such as an embedding of another type, some of their own."""
+    held = Counter(id(weight) for module in network.modules() for weight in module.parameters(recurse=False))
+    for module in network.modules():
+        if type(module) is torch.nn.Linear and held[id(module.weight)] > 1:
+            module.weight = torch.nn.Parameter(module.weight.detach().clone(), requires_grad=False)
 
 
 def _is_plain_embedding(embedding: Any) -> bool:

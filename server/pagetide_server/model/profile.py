@@ -43,24 +43,26 @@ def greatest_step(limits: BatchLimits, max_model_len: int, block_size: int) -> t
     return Step(rows=rows), few
 
 
-def sampler_bytes(vocab_size: int) -> int:
+def sampler_bytes(vocab_size: int, on_gpu: bool = True) -> int:
     """Bytes that sampling takes whatever the batch.
 
-    That is its tables of random bits, and the logits of prompt tokens whose log probabilities are wanted, as the model
-    gives them and float32.
+    That is its tables of random bits, and the logits of prompt tokens whose log probabilities are wanted: on a GPU as
+    the model gives them and float32, on a CPU float32 alone.
     """
-    return table_bytes(vocab_size) + 2 * MAX_SCORED_TOKENS * vocab_size * 4
+    return table_bytes(vocab_size) + (1 + on_gpu) * MAX_SCORED_TOKENS * vocab_size * 4
 
 
-def estimated_activations(hf_config: Any, vocab_size: int, limits: BatchLimits, dtype: torch.dtype) -> int:
-    """Bytes that the greatest step takes beside weights and KV cache, estimated.
+def estimated_activations(
+    hf_config: Any, vocab_size: int, limits: BatchLimits, dtype: torch.dtype, on_gpu: bool
+) -> int:
+    """Bytes that the greatest step takes beside weights and KV cache, estimated. On a CPU layers compute in float32.
 
     That is, of each token the residual stream, its norms, query, keys, values and the gated inner width, of each
     sequence three rows of float32 logits, and what sampling takes whatever the batch. What attention gathers of long
     contexts is left out.
     """
-    tokens = limits.max_num_batched_tokens * _token_bytes(hf_config, dtype)
-    return int(tokens + 3 * limits.max_num_seqs * vocab_size * 4 + sampler_bytes(vocab_size))
+    tokens = limits.max_num_batched_tokens * _token_bytes(hf_config, dtype if on_gpu else torch.float32)
+    return int(tokens + 3 * limits.max_num_seqs * vocab_size * 4 + sampler_bytes(vocab_size, on_gpu))
 
 
 def estimated_graphs(hf_config: Any, vocab_size: int, limits: BatchLimits, dtype: torch.dtype) -> int:

@@ -15,7 +15,7 @@ from pagetide_spec.errors import PagetideError, SettingError
 
 from ..checkpoint.files import Progress, weight_files
 from .attention import ATTENTION_NAME, relay
-from .network import Shape
+from .network import Shape, expect_no_padding
 
 # Where the name of a weight counts the layers: model.layers.7.mlp.up_proj.weight.
 _LAYER = re.compile(r"(?<=layers)\.\d+\.")
@@ -77,6 +77,7 @@ def load_weights(folder: Path, config: EngineConfig, dtype: torch.dtype, device:
         line = " ".join(str(error).split())[:300]
         raise PagetideError(f"model: {config.model!r}: loading its weights failed: {line}") from error
     _check_complete(info, network, config)
+    expect_no_padding(network)
     if shape.relayed:
         relay(network)
     return _moved(network, device, config).eval().requires_grad_(False)

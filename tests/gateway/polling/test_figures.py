@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 
 from pagetide_gateway.polling.figures import parse, stall_limit
-from pagetide_gateway.replicas.registry import Replica
+from pagetide_gateway.replicas.registry import Health, Replica
 from pagetide_gateway.routing.routers import ExpectedTime
 
 
@@ -29,6 +29,36 @@ async def test_figures_that_are_no_numbers_do_not_end_the_watch_over_others(star
     bad.answer = odd.answer = hang
     async with asyncio.timeout(5), front.post({"model": "m", "stream": True}) as response:
         assert response.status == 502
+
+
+@pytest.mark.parametrize(
+    ("size", "running"),
+    [pytest.param(1 << 20, 3, id="large"), pytest.param(5 << 20, None, id="too large: as if it could not be read")],
+)
+async def test_metrics_have_a_bound(size, running, start_replicas, start_gateway, until):
+    (replica,) = await start_replicas(1)
+    asked = 0
+
+    async def metrics() -> str:
+        nonlocal asked
+        asked += 1
+        return 'pagetide_requests_running{model_name="m"} 3\n' + "#" * size
+
+    replica.metrics = metrics
+    front = await start_gateway(replica, stall_s=0.4)
+    await until(lambda: asked >= 3)
+    ((_, known),) = front.registry.replicas()
+    assert (known.figures and known.figures.running) == running
+
+
+async def test_a_list_of_models_has_a_bound(start_replicas, start_gateway, until):
+    (replica,) = await start_replicas(1)
+    replica.models = ["m", "x" * (5 << 20)]
+    front = await start_gateway()
+    front.registry.put("m", {replica.name: replica.url})
+    ((_, known),) = front.registry.replicas()
+    await until(lambda: known.health.is_told)
+    assert known.health == Health(reason="its list of models: an answer of more than 4 MiB", is_told=True)
 
 
 async def hang(request: web.Request) -> web.StreamResponse:

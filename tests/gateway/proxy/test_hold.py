@@ -18,8 +18,8 @@ class Sleeper:
         self.front, self.replica, self.wakes = front, replica, 0
         self.set()
 
-    def set(self, *replicas):
-        self.front.registry.put("m", {r.name: r.url for r in replicas}, wake=self._wake)
+    def set(self, *replicas, broken=""):
+        self.front.registry.put("m", {r.name: r.url for r in replicas}, wake=self._wake, broken=broken)
 
     async def _wake(self):
         self.wakes += 1
@@ -96,6 +96,24 @@ async def test_an_empty_pool_that_nobody_wakes_is_503_at_once(start_gateway):
     async with asyncio.timeout(2), front.post({"model": "m"}) as response:
         assert response.status == 503
         assert int(response.headers["retry-after"]) > 0
+
+
+async def test_a_service_that_nothing_but_a_change_can_start_holds_nobody(asleep, until):
+    sleeper = await asleep()
+    task = sleeper.ask()
+    await until(lambda: sleeper.held == 1)
+    told = "InvalidSpec: spec.engine.maxNumSeqs: 0: must be at least 1"
+    sleeper.set(broken=told)
+    for response in (await task, await sleeper.ask()):
+        assert response.status == 503
+        assert "retry-after" not in response.headers, "it is of no use to ask again"
+        error = (await response.json())["error"]
+        assert (error["code"], error["message"]) == ("no_ready_replica", f"No replica of `m` can start: {told}")
+    sleeper.set()
+    task = sleeper.ask()
+    await until(lambda: sleeper.held == 1)
+    sleeper.set(sleeper.replica)
+    assert (await task).status == 200
 
 
 async def test_who_leaves_while_waiting_frees_the_place(asleep, until):

@@ -17,6 +17,7 @@ from .failing import begin_stream
 def soon(monkeypatch):
     """A silent replica is given up on within a second."""
     monkeypatch.setattr(health, "TIMEOUT_S", 0.1)
+    monkeypatch.setattr(health, "READY_INTERVAL_S", 0.2)
 
 
 def go_silent(replica):

@@ -5,17 +5,8 @@ and without, and what names and answers that are no text of ours may do to it.
 from __future__ import annotations
 
 import asyncio
-import base64
-import contextlib
 import json
-import os
-import shutil
-import signal
-from collections.abc import AsyncIterator
-from pathlib import Path
-from typing import Any
 
-import aiohttp
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
@@ -25,92 +16,14 @@ from pagetide_gateway.proxy.forward import Access
 from pagetide_gateway.replicas.registry import Registry
 from pagetide_gateway.serving.page import _HTML, Page
 
-CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium-headless-shell") or shutil.which("chromium")
+from .browser import CHROMIUM, Browser
+
 pytestmark = pytest.mark.skipif(
     CHROMIUM is None, reason='needs a headless browser: name it in CHROMIUM, or: eval "$(.ci/observers)"'
 )
 STATE = "document.getElementById('state').textContent"
 ANSWER = "document.getElementById('answer').textContent"
 SEND = "document.getElementById('send').click()"
-
-
-class Browser:
-    """One page of a headless Chromium, driven over its debugging protocol."""
-
-    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
-        self._socket, self._count = socket, 0
-        self.complaints: list[str] = []
-        self.asked_for: list[str] = []
-
-    async def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        self._count += 1
-        await self._socket.send_json({"id": self._count, "method": method, "params": parameters})
-        while True:
-            message = await self._socket.receive_json(timeout=30)
-            if message.get("id") == self._count:
-                return message["result"]
-            self._note(message)
-
-    def _note(self, event: dict[str, Any]) -> None:
-        if event.get("method") == "Runtime.exceptionThrown":
-            self.complaints.append(str(event["params"]["exceptionDetails"]))
-        if event.get("method") == "Log.entryAdded" and event["params"]["entry"]["level"] == "error":
-            self.complaints.append(str(event["params"]["entry"]))
-
-        if event.get("method") == "Network.requestWillBeSent":
-            self.asked_for.append(event["params"]["request"]["url"])
-
-    async def open(self, url: str) -> None:
-        for domain in ("Runtime", "Log", "Page", "Network"):
-            await self.call(f"{domain}.enable")
-        await self.call("Page.navigate", url=url)
-
-    async def read(self, expression: str) -> Any:
-        found = await self.call("Runtime.evaluate", expression=expression, returnByValue=True)
-        return found["result"].get("value")
-
-    async def until(self, expression: str, seconds: float = 20.0) -> Any:
-        async with asyncio.timeout(seconds):
-            while not (found := await self.read(expression)):  # noqa: ASYNC110 - the page has no event for us
-                await asyncio.sleep(0.05)
-        return found
-
-    async def look(self, width: int, scheme: str) -> None:
-        """Be so wide, and light or dark."""
-        metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
-        await self.call("Emulation.setDeviceMetricsOverride", **metrics)
-        await self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
-
-    async def picture(self) -> bytes:
-        return base64.b64decode((await self.call("Page.captureScreenshot"))["data"])
-
-
-@pytest.fixture
-async def browser(tmp_path: Path, until: Any) -> AsyncIterator[Browser]:
-    flags = ("--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-port=0", "--window-size=1000,900")
-    process = await asyncio.create_subprocess_exec(
-        str(CHROMIUM), *flags, f"--user-data-dir={tmp_path}/profile", "about:blank",
-        stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL, start_new_session=True,
-    )  # fmt: skip
-    try:
-        path = tmp_path / "profile/DevToolsActivePort"
-        await until(lambda: port_in(path) or process.returncode is not None, 60)
-        port = port_in(path)
-        async with aiohttp.ClientSession() as session:
-            async with session.get(f"http://127.0.0.1:{port}/json/list") as reply:
-                page = next(p for p in await reply.json(content_type=None) if p["type"] == "page")
-            async with session.ws_connect(page["webSocketDebuggerUrl"], max_msg_size=1 << 25) as socket:
-                yield Browser(socket)
-    finally:
-        # Debian's command is a script around the browser: killed alone, it would leave that behind.
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
-
-
-def port_in(path: Path) -> str:
-    """The port that the browser has written down; empty until it has."""
-    return next(iter(path.read_text().split()), "") if path.exists() else ""
 
 
 TOLD = """
@@ -135,6 +48,7 @@ async def refuse(request: web.Request) -> web.StreamResponse:
     return web.json_response({"error": {"message": "the prompt is too long"}}, status=400)
 
 
+@pytest.mark.usefixtures("quick_points")
 async def test_the_page_shows_the_fleet_and_answers_a_prompt(start_replicas, start_gateway, browser):
     replicas = await start_replicas(2)
     tokens = [0]
@@ -192,15 +106,16 @@ async def type_key(browser: Browser, key: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wake", "said"),
-    [pytest.param(False, "no replica", id="nobody wakes it"),
-     pytest.param(True, "no replica; a request wakes it", id="it sleeps")],
+    ("wake", "broken", "said"),
+    [pytest.param(False, "", "no replica", id="nobody wakes it"),
+     pytest.param(True, "", "no replica; a request wakes it", id="it sleeps"),
+     pytest.param(True, "InvalidSpec: told", "no replica can start: InvalidSpec: told", id="it is wrong")],
 )  # fmt: skip
-async def test_a_service_without_replicas(start_gateway, browser, wake, said):
+async def test_a_service_without_replicas(start_gateway, browser, wake, broken, said):
     async def woken() -> None: ...
 
     front = await start_gateway()
-    front.registry.put("empty", {}, wake=woken if wake else None)
+    front.registry.put("empty", {}, wake=woken if wake else None, broken=broken)
     await browser.open(front.url + "/")
     await browser.until(f"{STATE} == '0 of 1 services ready'")
     assert await browser.read("document.querySelector('#services p').textContent") == said
@@ -226,7 +141,7 @@ async def test_names_and_reasons_from_elsewhere_are_text(start_replicas, start_g
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1000, 360])
-async def test_it_fits_and_can_be_read(start_replicas, start_gateway, browser, width, scheme, tmp_path):
+async def test_it_fits_and_can_be_read(start_replicas, start_gateway, browser, width, scheme):
     replicas = await start_replicas(2, model="a-service-with-a-name-that-is-as-long-as-names-of-pods-are-7d9f8c6b5")
     front = await start_gateway(*replicas)
     await browser.look(width, scheme)

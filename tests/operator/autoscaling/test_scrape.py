@@ -17,6 +17,8 @@ async def test_slow_and_dead_pods_cost_the_others_nothing(monkeypatch, unused_tc
         if kind == "localhost":
             await hang.wait()
         text = 'pagetide_max_num_seqs{model_name="m"} 4\npagetide_kv_capacity_tokens{model_name="m"} 64\n'
+        if kind == "127.0.0.3":
+            return web.Response(text=text + "#" * scrape.MOST_BYTES)
         return web.Response(text=text if kind == "127.0.0.1" else "hello")
 
     app = web.Application()
@@ -30,7 +32,7 @@ async def test_slow_and_dead_pods_cost_the_others_nothing(monkeypatch, unused_tc
     async with asyncio.timeout(2):
         found = await scraper.scrape({
             "good": f"http://127.0.0.1:{port}", "slow": f"http://localhost:{port}",
-            "odd": f"http://127.0.0.2:{port}", "dead": f"http://127.0.0.1:{unused_tcp_port}",
+            "huge": f"http://127.0.0.3:{port}", "odd": f"http://127.0.0.2:{port}", "dead": f"http://127.0.0.1:{unused_tcp_port}",
         })  # fmt: skip
     await scraper.close()
     hang.set()
@@ -39,3 +41,4 @@ async def test_slow_and_dead_pods_cost_the_others_nothing(monkeypatch, unused_tc
     assert found["slow"] == "no answer within 0.3 s"
     assert "max_num_seqs" in found["odd"]
     assert isinstance(found["dead"], str)
+    assert found["huge"] == "an answer of more than 4 MiB", "a part of it would pass for the whole"

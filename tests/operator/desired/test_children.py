@@ -3,8 +3,9 @@
 import pytest
 
 from pagetide_operator.desired.children import ONE_AT_A_TIME, Platform, children, wanted_replicas
+from pagetide_spec.inference_service import Rollout
 from pagetide_spec.names import ANNOTATION_APPLIED, selector_labels
-from pagetide_spec.resource import Rollout, parse
+from pagetide_spec.resource import parse
 
 from .manifests import PLATFORM, made
 

@@ -20,7 +20,12 @@ def test_describe_exit(code, text):
         pytest.param(b"one\ntwo\n", "two", id="the last line"),
         pytest.param(b"one\n\n  \n", "one", id="blank lines do not count"),
         pytest.param(b"loading\n12:00 INFO pagetide.access 127.0.0.1 GET /readyz 503\n", "loading", id="no probes"),
-        pytest.param(b"x" * 10_000 + b"\nend", "end", id="only the end is read"),
+        pytest.param(b"x" * 100_000 + b"\nend", "end", id="only the end is read"),
+        pytest.param(
+            b"12:00 INFO pagetide.access 127.0.0.1 GET /readyz 503 seconds=0.000436\n" * 1001,
+            "",
+            id="nor half a line of one",
+        ),
         pytest.param(b"\xff\xfe\n", "\ufffd\ufffd", id="bytes that are no text"),
         pytest.param(b"", "", id="an empty log"),
         pytest.param(None, "", id="no log"),

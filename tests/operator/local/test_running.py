@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,26 @@ async def test_a_log_that_cannot_be_written_is_the_replicas_trouble_not_the_runn
     supervisor = Supervisor([SERVICE], Registry(), tmp_path)
     await supervisor.reconcile()
     assert supervisor.slots["a-0"].reason.startswith("cannot be started: ")
+    await supervisor.close()
+
+
+async def test_requests_for_a_service_whose_every_replica_is_broken_are_not_held(tmp_path):
+    registry = Registry()
+    supervisor = Supervisor([SERVICE], registry, tmp_path, lambda service, port: [sys.executable, "-c", "exit(2)"])
+
+    async def wake(): ...
+
+    supervisor.set_waker(SERVICE, wake)
+    assert registry.find("a").holds
+    await supervisor.reconcile()
+    async with asyncio.timeout(20):
+        while not supervisor.slots["a-0"].broken:  # noqa: ASYNC110 - nothing tells of it
+            await asyncio.sleep(0.01)
+    assert registry.find("a").broken == f"a-0: exit code 2 (log: {tmp_path / 'a-0.log'})"
+    assert not registry.find("a").holds
+    supervisor.grow(SERVICE, 1)
+    supervisor._route(SERVICE)
+    assert registry.find("a").holds, "another may start"
     await supervisor.close()
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pagetide_operator.local.show import plain_table
+from pagetide_operator.local import show
+from pagetide_operator.local.show import Progress, plain_table
 from pagetide_operator.local.status import (
     age,
 )
@@ -25,6 +26,17 @@ from pagetide_operator.local.status import (
 )
 def test_age_is_written_like_kubectl_does(seconds, text):
     assert age(seconds) == text
+
+
+def test_without_a_terminal_each_phase_of_a_start_is_one_line(monkeypatch, capsys):
+    now = 0.0
+    monkeypatch.setattr(show.time, "monotonic", lambda: now)
+    with Progress("starting") as progress:
+        for now in range(2, 600):
+            progress.update(f"a 0/1, a-0: {'downloading' if now < 300 else 'loading weights'} {now % 100}%")
+    assert capsys.readouterr().err.splitlines() == [
+        "starting (2 s): a 0/1, a-0: downloading 2%", "starting (300 s): a 0/1, a-0: loading weights 0%",
+    ]  # fmt: skip
 
 
 def test_plain_table_is_aligned():

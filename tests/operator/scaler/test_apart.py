@@ -23,7 +23,7 @@ async def test_a_service_whose_writes_hang_delays_no_other(world, service):
     world.add_pods("y", "z", service="odd")
     world.api.silent = ("y", "z")
     world.add_pods("a")
-    async with running(world.restarted(interval_s=0.02)):
+    async with running(world.restarted(interval_s=0.02), stuck=[("ns", "odd")]):
         world.loads["a"] = {"running": 10, "waiting": 5}
         world.now += 5
         await until(lambda: world.status.get("desiredReplicas") == 2)

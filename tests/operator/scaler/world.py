@@ -107,10 +107,17 @@ class World:
 
 
 @contextlib.asynccontextmanager
-async def running(scaler):
-    """The scaler at work, after its first round."""
+async def running(scaler, stuck=()):
+    """The scaler at work, after its first round; `stuck`: those whose look does not end."""
+    look, seen = scaler._rounds._look, set()
+
+    async def looked(name):
+        await look(name)
+        seen.add(name)
+
+    scaler._rounds._look = looked
     task = asyncio.create_task(scaler.run())
-    await asyncio.sleep(0.05)
+    await until(lambda: seen >= set(scaler._store.resources()) - set(stuck))
     yield
     task.cancel()
 

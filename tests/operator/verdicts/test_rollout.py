@@ -5,8 +5,9 @@ import pytest
 from pagetide_operator.cluster.times import seconds_of
 from pagetide_operator.desired.children import ONE_AT_A_TIME
 from pagetide_operator.verdicts.rollout import choose_rollout, is_rolling
+from pagetide_spec.inference_service import Rollout
 from pagetide_spec.names import ANNOTATION_TEMPLATE_HASH
-from pagetide_spec.resource import Rollout, parse
+from pagetide_spec.resource import parse
 
 SINCE = "2030-01-01T00:00:00Z"
 ASKED = Rollout(1, 0)

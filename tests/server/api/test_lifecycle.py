@@ -7,6 +7,7 @@ import concurrent.futures as futures
 import contextlib
 import os
 import pty
+import re
 import signal
 import socket
 import subprocess
@@ -65,6 +66,8 @@ def test_a_loading_server_is_alive_but_not_ready(launch, wait, free_port):
             assert (answer.status_code, answer.json()["error"]["type"]) == (503, "service_unavailable_error")
         assert server.status("/v1/models") == 503
         assert server.status("/metrics") == 200
+        said = re.compile(r"the model is still loading: weights \d+%")
+        wait(lambda: said.fullmatch(httpx.get(server.url + "/readyz", trust_env=False).text))
         wait(lambda: server.status("/readyz") == 200)
         assert server.status("/v1/models") == 200
         assert server.stop() == 0

@@ -103,7 +103,7 @@ def test_a_way_whose_client_has_left_is_not_free():
 
 @pytest.mark.parametrize("leaves", [True, False], ids=["the client leaves", "the server's task is cancelled"])
 async def test_nothing_runs_on_behind_a_response(leaves):
-    gone, ended = asyncio.Event(), []
+    gone, begun, ended = asyncio.Event(), asyncio.Event(), []
 
     async def receive():
         await gone.wait()
@@ -111,6 +111,7 @@ async def test_nothing_runs_on_behind_a_response(leaves):
 
     async def work(send):
         try:
+            begun.set()
             await asyncio.Event().wait()
         finally:
             await asyncio.sleep(0.01)
@@ -122,7 +123,7 @@ async def test_nothing_runs_on_behind_a_response(leaves):
     scope = {}
     before = asyncio.all_tasks()
     response = asyncio.create_task(WatchedResponse(work)(scope, receive, send))
-    await asyncio.sleep(0.01)
+    await begun.wait()
     if leaves:
         gone.set()
         await response

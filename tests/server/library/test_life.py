@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import concurrent.futures
+import multiprocessing
 import os
 import signal
 import time
 
 import pytest
+import torch
 
 from pagetide_server import LLM
 from pagetide_server.engine.core import EngineCore
@@ -36,6 +38,31 @@ def test_an_exception_in_the_middle_leaves_the_engine_usable(llm, monkeypatch):
             llm.generate([[5] * 30, [6] * 50], GREEDY)
     assert llm.stats.running == 0
     assert llm.generate([5, 6, 7], GREEDY)[0].outputs == expected
+
+
+def answer_in_a_fork(llm, queue):
+    signal.alarm(60)  # it would hang
+    try:
+        queue.put(llm.generate([5, 6, 7], GREEDY)[0].outputs[0].token_ids)
+    except PagetideError as error:
+        queue.put(str(error))
+
+
+@pytest.mark.parametrize(("threads", "works"), [(1, True), (2, False)], ids=["one thread", "threads that are lost"])
+def test_a_fork_answers_or_says_why_it_cannot(llm, threads, works):
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        expected = llm.generate([5, 6, 7], GREEDY)[0].outputs[0].token_ids
+        fork = multiprocessing.get_context("fork")
+        queue = fork.SimpleQueue()
+        child = fork.Process(target=answer_in_a_fork, args=(llm, queue))
+        child.start()
+        child.join(90)
+    finally:
+        torch.set_num_threads(before)
+    assert child.exitcode == 0
+    assert queue.get() == expected if works else "start processes by the method `spawn`" in queue.get()
 
 
 @pytest.fixture

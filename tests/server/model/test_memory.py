@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,12 +25,13 @@ from pagetide_server.model.memory import (
     swap_blocks,
 )
 from pagetide_server.model.network import Layer
-from pagetide_server.model.profile import greatest_step
+from pagetide_server.model.profile import estimated_activations, greatest_step
 from pagetide_server.model.runner import Runner
 from pagetide_spec.config import EngineConfig
 from pagetide_spec.errors import SettingError
 
 GIB = 1 << 30
+GPU = Memory(10 * GIB, 0, on_gpu=True)
 Load = Callable[[str], LoadedModel]
 
 
@@ -45,6 +48,7 @@ def test_a_token_costs_keys_and_values_of_every_layer() -> None:
         pytest.param({"kv_cache_memory_gib": 100 * 6144 / GIB}, GIB, 100, id="as asked"),
         pytest.param({"kv_cache_memory_gib": 100 * 6144 / GIB, "block_size": 32}, GIB, 50, id="larger blocks, fewer"),
         pytest.param({}, 1000 * 6144, 400, id="four tenths of what is available"),
+        pytest.param({"max_num_seqs": 1}, 64 * GIB, 32, id="no more than one sequence of the whole window"),
         pytest.param({}, 64 * GIB, 64 * 32, id="no more than 64 sequences of the whole window"),
         pytest.param({"max_num_seqs": 2, "max_model_len": 100}, 64 * GIB, 2 * 32, id="no more than two such sequences"),
         pytest.param({"kv_cache_memory_gib": 3 * 6144 / GIB}, GIB, 3, id="less than the window, if asked for"),
@@ -54,7 +58,22 @@ def test_blocks_on_a_cpu(
     settings: dict[str, object], available: int, blocks: int, loaded_tiny: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory, "available_bytes", lambda: available)
+    monkeypatch.setattr(memory, "estimated_activations", lambda *args, **options: 0)
     assert kv_blocks(EngineConfig(**settings), loaded_tiny("llama"))[0] == blocks
+
+
+def test_cache_and_swap_space_of_a_cpu_leave_room_for_activations(
+    loaded_tiny: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a step is large for the memory, four tenths of this would be too much."""
+    loaded, config = loaded_tiny("llama"), EngineConfig(max_num_batched_tokens=100_000, max_num_seqs=4096)
+    limits = batch_limits(config, loaded.device, loaded.max_model_len)
+    held = estimated_activations(loaded.hf_config, loaded.vocab_size, limits, loaded.dtype, on_gpu=False)
+    available = held + 100 * 6144
+    monkeypatch.setattr(memory, "available_bytes", lambda: available)
+    blocks, swap = kv_blocks(config, loaded)
+    assert blocks == 100 < int(available * 0.4) // 6144
+    assert swap == 0
 
 
 @pytest.mark.parametrize(
@@ -79,10 +98,24 @@ def test_blocks_on_a_cpu(
             {"kv_cache_memory_gib": 3.0},
             GIB,
             "kv_cache_memory_gib",
-            "there are 0.962 GiB free beside activations; set it to at most 0.961",
+            "there are 0.962 GiB free beside activations; set it to at most 0.962",
             id="more than there is",
         ),
-        pytest.param({}, 6144, "kv_cache_memory_gib", "512 tokens need", id="hardly any memory, nothing asked for"),
+        pytest.param(
+            {},
+            GIB // 1024,
+            "kv_cache_memory_gib",
+            "512 tokens need 0.001 GiB of KV cache, but there is room for 0 tokens; activations leave 0 of 0.000977 "
+            "GiB; lower max_num_batched_tokens or max_num_seqs to save activations, or give it more memory",
+            id="hardly any memory, nothing asked for",
+        ),
+        pytest.param(
+            {"kv_cache_memory_gib": 1.0},
+            GIB // 1024,
+            "kv_cache_memory_gib",
+            "0 GiB free beside activations; lower max_num_batched_tokens or max_num_seqs to save activations, or take",
+            id="no memory beside activations",
+        ),
     ],
 )
 def test_no_room_says_what_to_change(
@@ -107,6 +140,8 @@ def test_no_room_says_what_to_change(
         pytest.param({}, Memory(64 * GIB, GIB, on_gpu=False), 1 * GIB, 4 * GIB, id="CPU: no more than nobody asks for"),
         pytest.param({}, Memory(64 * GIB, GIB, on_gpu=False), 6 * GIB, 6 * GIB, id="CPU: one window in any case"),
         pytest.param({}, Memory(10 * GIB, GIB, on_gpu=False), 6 * GIB, 4 * GIB, id="CPU: but not beyond the part"),
+        pytest.param({}, Memory(5 * GIB, 4 * GIB, on_gpu=False), 1 * GIB, GIB, id="CPU: what activations leave"),
+        pytest.param({}, Memory(5 * GIB, 6 * GIB, on_gpu=False), 1 * GIB, 0, id="CPU: activations leave nothing"),
         pytest.param({}, Memory(80 * GIB, 20 * GIB, on_gpu=True), GIB, 52 * GIB, id="GPU: the share less what is held"),
         pytest.param({}, Memory(10 * GIB, 20 * GIB, on_gpu=True), GIB, -11 * GIB, id="GPU: not even room for the rest"),
         pytest.param({"kv_cache_memory_gib": 60.0}, Memory(80 * GIB, 20 * GIB, on_gpu=True), GIB, 60 * GIB,
@@ -125,7 +160,8 @@ def test_room(settings: dict[str, float], memory: Memory, window: int, found: in
         pytest.param(Memory(80 * GIB, 20 * GIB, on_gpu=True), "60 GiB free beside weights and activations; .* 60$",
                      id="a GPU"),
         pytest.param(Memory(66 * GIB, 2 * GIB, on_gpu=False), "64 GiB free beside activations; .* 64$", id="a CPU"),
-        pytest.param(Memory(10 * GIB, 20 * GIB, on_gpu=True), "0 GiB free .*; take a device with more", id="no room"),
+        pytest.param(Memory(10 * GIB, 20 * GIB, on_gpu=True), "0 GiB free .*; lower .*, or take a device with more",
+                     id="no room"),
     ],
 )  # fmt: skip
 def test_more_than_activations_leave_is_refused(memory: Memory, problem: str) -> None:
@@ -137,7 +173,8 @@ def test_cache_and_swap_space_share_a_cpus_memory(loaded_tiny: Load, monkeypatch
     monkeypatch.setattr(memory, "available_bytes", lambda: GIB)
     blocks, swap = kv_blocks(EngineConfig(kv_cache_memory_gib=0.75), loaded_tiny("llama"))
     assert blocks == 0.75 * GIB // 6144
-    assert swap == int((GIB - blocks * 6144) * 0.2) // 6144
+    # Activations are estimated to take 37 MiB.
+    assert swap == pytest.approx((GIB - 37 * 2**20 - blocks * 6144) * 0.2 / 6144, rel=0.01)
 
 
 def test_following_the_advice_gives_room(loaded_tiny: Load, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +201,7 @@ def test_tokens_of_a_step(settings: dict[str, object], device: str, tokens: int)
 def test_no_room_on_a_gpu_names_its_share() -> None:
     config = EngineConfig(max_model_len=4096)
     with pytest.raises(SettingError) as caught:
-        check_room(config, blocks=100, block_bytes=1 << 20, max_model_len=4096, device_bytes=10 * GIB)
+        check_room(config, blocks=100, block_bytes=1 << 20, max_model_len=4096, memory=GPU)
     assert caught.value.field == "gpu_memory_utilization"
     # 156 MiB are missing of 10 GiB.
     assert caught.value.problem == (
@@ -183,11 +220,11 @@ def test_the_advised_gpu_is_large_enough(missing: int) -> None:
 
 def test_no_room_on_any_share_of_a_gpu_says_how_large_it_must_be() -> None:
     with pytest.raises(SettingError) as caught:
-        check_room(EngineConfig(), blocks=-3000, block_bytes=1 << 20, max_model_len=4096, device_bytes=10 * GIB)
+        check_room(EngineConfig(), blocks=-3000, block_bytes=1 << 20, max_model_len=4096, memory=GPU)
     # 128 blocks for 2,048 tokens and 3,000 that the rest lacks, beside 9 GiB.
     assert caught.value.problem == (
         "2048 tokens need 0.125 GiB of KV cache, but there is room for 0 tokens; set it to 1 on a GPU of at least "
-        "12.1 GiB, or lower max_num_batched_tokens to save activations"
+        "12.1 GiB, or lower max_num_batched_tokens or max_num_seqs to save activations"
     )
 
 
@@ -306,6 +343,22 @@ V2 = "sys/fs/cgroup"
 def test_available_memory(files: dict[str, str], expected: int, tmp_path: Path) -> None:
     write(tmp_path, MEMINFO | files)
     assert available_bytes(tmp_path) == expected
+
+
+def test_a_limit_of_addresses_counts() -> None:
+    """As `ulimit -v` sets it; torch would find out when the cache is to be taken."""
+    script = """
+import resource
+from pagetide_server.model.host_memory import available_bytes
+before = available_bytes()
+pages = int(open("/proc/self/statm").read().split()[0])
+limit = pages * resource.getpagesize() + (512 << 20)
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+print(before, available_bytes())
+"""
+    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    before, after = map(int, said.stdout.split())
+    assert after <= 512 << 20 < before
 
 
 def test_available_memory_of_this_machine() -> None:

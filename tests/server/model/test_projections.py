@@ -21,7 +21,7 @@ from pagetide_server.model.projections import MergedProjections, merge_projectio
 from pagetide_server.model.rotary import defer_rotary
 
 # What comes with one matrix for the three.
-MERGED_THEMSELVES = {"phi3", "gpt-neox"}
+MERGED_THEMSELVES = {"phi3", "gpt-neox", "gpt2"}
 PROMPTS = [[20 + i, *range(30, 30 + 7 * i), 200 - i] for i in range(4)]
 
 Load = Callable[[str], LoadedModel]

@@ -15,8 +15,8 @@ from pagetide_server.model.attention import forward
 from pagetide_server.model.loader import LoadedModel
 from pagetide_server.model.rotary import _is_usual, defer_rotary
 
-# What turns its heads otherwise: parts of them, or pairs (2 i, 2 i + 1).
-UNUSUAL = {"gpt-neox", "stablelm", "cohere2"}
+# What turns its heads otherwise, parts of them or pairs (2 i, 2 i + 1), or does not turn them.
+UNUSUAL = {"gpt-neox", "stablelm", "cohere2", "gpt2", "biogpt"}
 PROMPTS = [[20 + i, *range(30, 30 + 7 * i), 200 - i] for i in range(4)]
 
 Load = Callable[[str], LoadedModel]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import socket
@@ -117,6 +118,7 @@ async def test_a_core_that_does_not_exist_fails_the_start():
 
 
 async def test_a_start_that_spawns_nothing_leaves_nothing(tmp_path, monkeypatch):
+    gc.collect()  # what earlier tests left must not be closed meanwhile
     before = len(os.listdir("/proc/self/fd"))
     monkeypatch.setattr("sys.executable", str(tmp_path / "no-python"))
     client = EngineClient()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pagetide_server.checkpoint.files import resolve
-from pagetide_server.model.loader import load
+from pagetide_server.model.loader import LoadedModel, load
 from pagetide_spec.config import EngineConfig
 
 
@@ -21,14 +21,20 @@ class TestGemma:
     PROMPT = (2, 818, 5279, 529, 7001, 563)
     ANSWER = " the capital of the country of France. It is the largest city in France and"
 
-    def test_loads_and_answers(self, gemma_gguf: Path, toy: Any) -> None:
-        from tokenizers import Tokenizer
-
+    @pytest.fixture(scope="class")
+    def loaded(self, gemma_gguf: Path) -> LoadedModel:
+        """The model, with its file converted before the clock runs."""
         config = EngineConfig(model=str(gemma_gguf))
-        folder = resolve(config)
+        resolve(config)
         start = time.monotonic()
         loaded = load(config)
         assert time.monotonic() - start < 60
+        return loaded
+
+    def test_loads_and_answers(self, loaded: LoadedModel, gemma_gguf: Path, toy: Any) -> None:
+        from tokenizers import Tokenizer
+
+        folder = resolve(EngineConfig(model=str(gemma_gguf)))
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         assert tokenizer.encode("The capital of France is").ids == list(self.PROMPT)
         answer = toy.answers(loaded, [list(self.PROMPT), list(range(1000, 1030))], 16, chunk=4)[0]
@@ -45,13 +51,12 @@ class TestGemma:
             ids = theirs(text).input_ids
             assert mine.decode(ids) == theirs.decode(ids)
 
-    def test_equals_generate(self, gemma_gguf: Path, toy: Any) -> None:
-        config = EngineConfig(model=str(gemma_gguf))
-        folder = resolve(config)
+    def test_equals_generate(self, loaded: LoadedModel, gemma_gguf: Path, toy: Any) -> None:
+        folder = resolve(EngineConfig(model=str(gemma_gguf)))
         # The last is longer than the window of 512.
         prompts = [list(self.PROMPT), [2, 9, 30_000, 77, 1_234], [2, *range(5_000, 5_560)]]
         expected = toy.expected_answers(folder, prompts, 12)
-        assert toy.answers(load(config), prompts, 12, chunk=200) == expected
+        assert toy.answers(loaded, prompts, 12, chunk=200) == expected
 
 
 TEXTS = [

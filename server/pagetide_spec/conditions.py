@@ -1,0 +1,23 @@
+"""What the condition Ready of a service says, as the operator writes it and the gateway reads it."""
+
+from __future__ import annotations
+
+import re
+
+# Nothing new is made of such a service; the pods of its last valid version stay.
+INVALID = frozenset(("InvalidSpec", "InvalidName"))
+# A server ends with this code when its settings are wrong: starting it again cannot help.
+EXIT_WRONG_SETTING = 2
+_WRONG_SETTING = re.compile(rf"ended with exit code {EXIT_WRONG_SETTING}\b")
+
+
+def crash_text(container: str, exit_code: object, last_words: str = "") -> str:
+    """How a container ended, with the last line of its log."""
+    return f"container {container} ended with exit code {exit_code}" + (f": {last_words}" if last_words else "")
+
+
+def needs_change(reason: str, message: str) -> bool:
+    """Whether a service that is not Ready for this reason stays so until somebody changes it: no waiting helps."""
+    if reason == "CrashLoopBackOff":
+        return bool(_WRONG_SETTING.search(message))
+    return reason in INVALID or reason == "InvalidImageName"
