@@ -53,7 +53,7 @@ class Reconciler:
         self._client, self._store, self._platform, self._meter, self._clock = client, store, platform, meter, clock
         self._scaling = scaling
         self._settled: dict[Name, dict[Key, Settled]] = {}
-        self._late: set[Name] = set()  # services of which a child was seen only while they were looked at
+        self._late: set[Name] = set()  # services of which a child was seen only while they were reconciled
 
     def note(self, *, has_service_monitors: bool, has_inference_pools: bool) -> None:
         """What of the cluster may change while the operator runs."""

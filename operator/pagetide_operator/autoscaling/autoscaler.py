@@ -123,7 +123,7 @@ class Autoscaler:
         if len(fleet.replicas) < fleet.desired:
             return Step(decision, fleet.desired - 1)  # one that could not be made is not wanted any more
         if fleet.is_rolling or len(fleet.replicas) > fleet.desired:
-            return Step(decision, fleet.desired)  # who will be left is not settled yet
+            return Step(decision, fleet.desired)  # which ones remain is not settled yet
         if not draining:
             return self._begin(decision, fleet, now)
         leaver, *others = draining
@@ -135,7 +135,7 @@ class Autoscaler:
         return Step(decision, fleet.desired, undrain=rest)
 
     def _begin(self, decision: Decision, fleet: Fleet, now: float) -> Step:
-        """Choose who leaves; one that does not answer yet has nothing to finish."""
+        """Choose the replica to remove; one that is not ready yet has nothing to finish."""
         candidates = [
             Candidate(r.name, r.ready_at is not None, r.ready_at or 0.0, self._load(r.name, now), r.neighbours)
             for r in fleet.replicas

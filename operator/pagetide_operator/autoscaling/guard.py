@@ -1,4 +1,4 @@
-"""Whether one replica fewer can hold what there is, and who would leave. Pure."""
+"""Whether one replica fewer can hold what there is, and which would leave. Pure."""
 
 from __future__ import annotations
 
@@ -58,5 +58,5 @@ def _cost(one: Candidate) -> tuple[object, ...]:
 
 
 def replicaset_victim(candidates: Sequence[Candidate]) -> Candidate | None:
-    """Who leaves on a cluster that knows no pod-deletion-cost (before 1.22): the one that its ReplicaSet will take."""
+    """The replica to remove without pod-deletion-cost (before 1.22): the one that its ReplicaSet will take."""
     return min(candidates, key=lambda c: (c.is_ready, -c.neighbours, -c.ready_at, c.name), default=None)

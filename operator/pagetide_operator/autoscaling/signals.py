@@ -158,7 +158,7 @@ def _held(seen: Observation, exact: float) -> int:
 
     Replicas without metrics count as idle when that means growing, and as full when it means shrinking, so that what
     is not known does neither. What is left after shrinking must hold some more, lest the next fluctuation bring
-    back who has just left.
+    back the one just removed.
     """
     exact = min(exact, MOST_REPLICAS)
     # Rounded, lest 0.1 * 3 / 0.3 take two.

@@ -41,7 +41,7 @@ RETRY_S = 0.2
 
 @dataclasses.dataclass
 class _Scaled:
-    """One service: which life of it, its autoscaler, what its conditions say, and the last wake that was looked at."""
+    """One service: which life of it, its autoscaler, what its conditions say, and the last wake that was handled."""
 
     uid: str
     brain: Autoscaler

@@ -1,4 +1,4 @@
-"""When services are looked at: all of them every few seconds, and one at once where that is asked for."""
+"""When services are scraped: all of them every few seconds, and one at once where that is asked for."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ URGENT_LOOKERS = 8
 
 
 class Rounds:
-    """`names` says which services there are; `look` looks at one, and raises nothing."""
+    """`names` says which services there are; `look` scrapes one, and raises nothing."""
 
     def __init__(
         self, names: Callable[[], Iterable[Name]], look: Callable[[Name], Awaitable[None]], interval_s: float
@@ -25,7 +25,7 @@ class Rounds:
         self._urgent: WorkQueue[Name] = WorkQueue()
 
     def hurry(self, name: Name) -> None:
-        """Look at this service now; the usual round may be at it meanwhile."""
+        """Scrape this service now; the usual round may do so meanwhile."""
         self._urgent.add(name)
 
     async def run(self) -> None:

@@ -1,4 +1,4 @@
-"""One look at a server's `/metrics`, and what happened between two of them. Pure."""
+"""One scrape of a server's `/metrics`, and what happened between two of them. Pure."""
 
 from __future__ import annotations
 

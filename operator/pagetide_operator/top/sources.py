@@ -34,7 +34,7 @@ class NoAnswer(PagetideError):
 
 
 class NotOurs(PagetideError):
-    """Who answers there is neither a server of ours nor a gateway."""
+    """The target is neither a server of ours nor a gateway."""
 
 
 class Source(Protocol):
@@ -54,7 +54,7 @@ class Source(Protocol):
 
 
 class History:
-    """The looks at one server within the window. `change` is from the oldest of them to the newest."""
+    """The scrapes of one server within the window. `change` is from the oldest of them to the newest."""
 
     def __init__(self) -> None:
         self._looks: deque[Look] = deque()

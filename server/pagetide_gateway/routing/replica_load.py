@@ -16,7 +16,7 @@ _BLOCK_FADE = 0.98
 _LEAST_SAMPLE = 64
 # Figures older than this say nothing.
 STALE_S = 15.0
-# Between two looks at the counters, so many prompt tokens at least make a sample.
+# Between two scrapes of the counters, so many prompt tokens at least make a sample.
 _LEAST_QUERY = 256
 _CONFIDENCE_STEP = 0.3
 

@@ -1,6 +1,6 @@
 """Which replica takes a request: a pure choice. No clock (times are arguments, in seconds), no I/O, no tokenizer.
 
-One router serves one InferenceService. Who drives it (the gateway, the local runner, `pagetide simulate`) calls, in
+One router serves one InferenceService. Its owner (the gateway, the local runner, `pagetide simulate`) calls, in
 this order for each request:
 
     choice = router.choose(prompt, candidates, now)  # names of replicas that may take it; no request is counted

@@ -96,7 +96,7 @@ class Gateway:
             await self._rest(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> ApiError | None:
-        """Why one who asks about models may not."""
+        """Why a request for the models is refused."""
         if scope["type"] != "http" or self._access.keys is None or not scope["path"].startswith("/v1/"):
             return None
         try:

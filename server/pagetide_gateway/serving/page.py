@@ -85,7 +85,7 @@ def _grown(before: Totals, now: Totals, index: int) -> float:
 
 
 class Page:
-    """Remembers the last minutes of every service while `run` runs. `keys`: who may see them (None: everybody)."""
+    """Remembers the last minutes of every service while `run` runs. `keys`: whose holders may see them (None: all)."""
 
     def __init__(
         self, registry: Registry, keys: KeyRing | None, interval_s: float = INTERVAL_S,

@@ -1,7 +1,7 @@
 """Connections: what uvicorn's HTTP protocol does not do by itself.
 
 A client gets a limited time to send a request's head, may offer to change the protocol, gets error objects for what is
-no HTTP, is missed when it leaves with requests still queued, and a stream gets a short way to its socket.
+malformed HTTP, is missed when it leaves with requests still queued, and a stream gets a short way to its socket.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The scheduler: who computes what in the next step. Arithmetic only: no torch, no clock, no log.
+"""The scheduler: which sequences compute what in the next step. Arithmetic only: no torch, no clock, no log.
 
     step = scheduler.schedule()
     ... execute it, sample a token for each of step.sampling() ...
@@ -80,7 +80,7 @@ class Scheduler:
         if request.request_id in self._queues.requests:
             raise RequestRefused("invalid", f"request_id {request.request_id!r} is in use; take another")
         check_request(request, self.config)
-        # Who will find a free slot in the next step does not wait.
+        # A request that will get a free slot in the next step does not count as waiting.
         free_slots = max(0, self.config.max_num_seqs - self._queues.slots)
         if len(self._queues.fresh) + waiting_elsewhere >= self.config.max_queue_len + free_slots:
             raise RequestRefused(
