@@ -1,4 +1,4 @@
-"""BlockPool: which KV blocks are free, cached or used, and their reference counts. Numbers only; the tensors lie elsewhere.
+"""BlockPool: which KV blocks are free, cached or used, and reference counts. Numbers only; the tensors lie elsewhere.
 
 A block is in exactly one state: `used` (reference count above 0), `cached` (count 0, content still findable by its
 key) or `free` (count 0, content worthless). All operations are O(1) a block.

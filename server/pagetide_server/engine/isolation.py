@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 
 def launch(sampler: Sampler, logits: Any, sequences: list[Sequence]) -> Launched | None:
-    """Begin to sample, without waiting; None where that fails, or cannot be: then `sample` finds the answer at fault."""
+    """Begin to sample, without waiting; None if that fails or cannot be: then `sample` finds the answer at fault."""
     try:
         return sampler.launch(logits, sequences)
     except Exception:
