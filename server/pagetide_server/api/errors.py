@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 from pagetide_spec.errors import PagetideError, shorten
 
 from ..process.client import EngineDead
-from ..wire.messages import SequenceOutput
+from ..wire.messages import SequenceOutput, Structure
 
 log = logging.getLogger(__name__)
 
@@ -83,10 +83,18 @@ def unavailable(message: str) -> ApiError:
     return ApiError(503, message, code="unavailable", retry_after=RETRY_AFTER_SECONDS)
 
 
-def refusal(output: SequenceOutput, expected_wait: float) -> ApiError:
-    """The engine's error output as an answer; `expected_wait`: the seconds that a request waits now."""
+def refusal(output: SequenceOutput, expected_wait: float, structure: Structure | None = None) -> ApiError:
+    """The engine's error output as an answer.
+
+    Args:
+        expected_wait: the seconds that a request waits now.
+        structure: what the answer was to look like.
+    """
     if output.error_kind == "invalid":
         return invalid(output.error)
+    if output.error_kind == "structure":
+        field = structure.field if structure else ""
+        return invalid(f"{field}: {output.error}" if field else output.error, field or None, "invalid_value")
     if output.error_kind == "queue_full":
         return ApiError(429, output.error, code="queue_full", retry_after=expected_wait)
     return ApiError(500, output.error or "the engine failed on this request", code="engine_error")

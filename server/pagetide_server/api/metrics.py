@@ -88,6 +88,11 @@ class ServerMetrics(Collector):
             decoded[()] += decodes
             self._inter_token.observe(seconds / decodes, decodes)
 
+    def answered(self, prefill_seconds: float, decode_seconds: float) -> None:
+        """A request that has had a token ended: the time up to its first one, and from there."""
+        self._histograms["request_prefill_seconds"].observe(max(0.0, prefill_seconds))
+        self._histograms["request_decode_seconds"].observe(max(0.0, decode_seconds))
+
     def finished(self, reason: str, prompt_tokens: int, generated: int, seconds: float) -> None:
         """A request ended, in whatever way."""
         self._add("requests_total", 1, (reason,))

@@ -54,6 +54,8 @@ class Record:
             self.ended_at, self.reason = time.monotonic(), reason
             seconds = self.ended_at - self.arrival
             self._metrics.finished(reason, self.prompt_tokens, self.generated, seconds)
+            if self.first_at:
+                self._metrics.answered(self.first_at - self.scheduled, self.ended_at - self.first_at)
 
     def dismiss(self) -> None:
         """The engine refused the request: it counts nowhere."""

@@ -29,6 +29,8 @@ _FORMATS: dict[str, Callable[[], TextParser]] = {
 }
 # What in a chat template gives a format away.
 _SIGNS = {"hermes": ("<tool_call>",), "mistral": ("[TOOL_CALLS]",), "llama3": ("<|python_tag|>", '{"name": function')}
+# Of a forced call: the form that models have learnt for calls. It is an option of the schemas' compiler.
+_ONE_LINE = {"x-guidance": {"whitespace_pattern": " ?"}}
 _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
 
@@ -131,7 +133,9 @@ def tool_params(request: ChatRequest, params: SamplingParams) -> SamplingParams:
         return params
     if params.structure is not None:
         raise invalid("tool_choice: a forced call and another form of the answer exclude each other", "tool_choice")
-    return msgspec.structs.replace(params, structure=Structure(kind="json", value=msgspec.json.encode(schema).decode()))
+    value = msgspec.json.encode({**_ONE_LINE, **schema}).decode()
+    structure = Structure(kind="json", value=value, field="tools")
+    return msgspec.structs.replace(params, structure=structure)
 
 
 def uses_tools(request: ChatRequest) -> bool:
@@ -171,13 +175,18 @@ def _forced_schema(request: ChatRequest) -> dict[str, Any] | None:
     calls = [
         {
             "type": "object",
-            "properties": {"name": {"const": name}, "arguments": parameters or {"type": "object"}},
+            "properties": {
+                "name": {"const": name},
+                # With an id of its own, because references such as #/$defs/City count from the root of the parameters.
+                "arguments": {"$id": f"urn:tool:{name}", **parameters} if parameters else {"type": "object"},
+            },
             "required": ["name", "arguments"],
             "additionalProperties": False,
         }
         for name, parameters in functions.items()
     ]
-    return {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
+    most = {"maxItems": 1} if request.parallel_tool_calls is False else {}
+    return {"type": "array", "minItems": 1, **most, "items": {"anyOf": calls}}
 
 
 def _check_tools(request: ChatRequest) -> None:

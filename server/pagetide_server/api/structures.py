@@ -52,7 +52,7 @@ def _asked(request: SamplingFields) -> list[tuple[str, Structure | None]]:
 
 
 def _whitespace(outputs: StructuredOutputs) -> str | None:
-    """The pattern of white space in JSON that is asked for; None: any layout."""
+    """The pattern of white space in JSON that is asked for; None: the usual layouts."""
     if outputs.disable_additional_properties:
         problem = "is not supported; write additionalProperties: false into the schema"
         raise wrong("structured_outputs.disable_additional_properties", True, problem)
@@ -88,10 +88,11 @@ def _json(name: str, schema: Any, whitespace: str | None = None) -> Structure | 
     if not isinstance(schema, dict | bool):
         raise wrong(name, schema, "must be a JSON schema, which is an object")
     if whitespace is not None:
-        # The compiler's own extension of JSON schema.
-        schema = {"x-guidance": {"whitespace_pattern": whitespace}, "allOf": [schema]}
+        # The compiler's own extension of JSON schema. It goes beside the rest: references count from the root.
+        options = {"x-guidance": {"whitespace_pattern": whitespace}}
+        schema = {**schema, **options} if isinstance(schema, dict) else {**options, "allOf": [schema]}
     try:
-        return Structure(kind="json", value=msgspec.json.encode(schema).decode())
+        return Structure(kind="json", value=msgspec.json.encode(schema).decode(), field=name)
     except RecursionError:
         raise invalid(f"{name}: is nested too deeply", name) from None
 
@@ -101,7 +102,7 @@ def _text(kind: Any, name: str, value: str | None) -> Structure | None:
         return None
     if not value:
         raise wrong(name, value, "must not be empty")
-    return Structure(kind=kind, value=value)
+    return Structure(kind=kind, value=value, field=name)
 
 
 def _choice(name: str, value: list[str] | None) -> Structure | None:
@@ -109,4 +110,4 @@ def _choice(name: str, value: list[str] | None) -> Structure | None:
         return None
     if not 0 < len(value) <= MAX_CHOICES or not all(value):
         raise wrong(name, value, f"must be 1 to {MAX_CHOICES} texts, none of them empty")
-    return Structure(kind="choice", value=msgspec.json.encode(value).decode())
+    return Structure(kind="choice", value=msgspec.json.encode(value).decode(), field=name)

@@ -25,7 +25,7 @@ their times whatever became of those before, and every latency counts from when 
 
 exit codes:
   0    measured, and every --slo was kept
-  1    an --slo was not kept (one line each), no request succeeded, or the server cannot be reached
+  1    an --slo was not kept (one line each), no request succeeded, or the server cannot be reached, or not any more
   2    a flag is wrong
   130  Ctrl-C; what was measured so far is printed
 """

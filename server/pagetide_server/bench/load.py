@@ -12,6 +12,9 @@ from .figures import CUT_OFF, Outcome
 from .shapes import Shape
 
 Send = Callable[[bytes, Outcome], Awaitable[None]]
+REFUSED = ConnectionRefusedError.__name__
+# For so long every connection is refused until the server is taken to be gone, and so often a closed loop tries.
+GONE_SECONDS, RETRY_SECONDS = 5.0, 0.1
 
 
 class Load:
@@ -26,6 +29,7 @@ class Load:
         outcomes: of all requests whose time has come, in that order.
         open: those of them that have not ended, by their numbers.
         failed, events: how many of the ended ones failed, and how many events they brought.
+        server_is_gone: the run was ended, because nobody listens at the server's address any more.
     """
 
     def __init__(self, send: Send, make: Callable[[Shape], bytes], stop: asyncio.Event) -> None:
@@ -33,15 +37,19 @@ class Load:
         self.outcomes: list[Outcome] = []
         self.open: dict[int, Outcome] = {}
         self.failed = self.events = 0
+        self.server_is_gone = False
+        self._refused_since: float | None = None
 
     async def closed_loop(self, shapes: Iterator[Shape], concurrency: int, seconds: float | None = None) -> None:
         """Keep so many requests open, each begun when another ended, until the shapes or the time run out."""
         deadline = time.monotonic() + seconds if seconds is not None else float("inf")
 
         async def work() -> None:
-            while time.monotonic() < deadline and (shape := next(shapes, None)) is not None:
+            while time.monotonic() < deadline and (shape := self._next(shapes)) is not None:
                 body = self._make(shape)
                 await self._one(shape, body, time.monotonic(), contextlib.nullcontext())
+                if self._refused_since is not None:
+                    await asyncio.sleep(RETRY_SECONDS)
 
         async def all_of_them() -> None:
             async with asyncio.TaskGroup() as group:
@@ -60,13 +68,17 @@ class Load:
         async def arrive() -> None:
             begin = time.monotonic()
             async with asyncio.TaskGroup() as group:
-                for shape in shapes:
+                while (shape := self._next(shapes)) is not None:
                     # Made before its time, so that making it does not delay it.
                     body = self._make(shape)
                     await _sleep_until(begin + shape.at)
                     group.create_task(self._one(shape, body, begin + shape.at, slots))
 
         await self._until_stop(arrive())
+
+    def _next(self, shapes: Iterator[Shape]) -> Shape | None:
+        """What to send next; None at the end, or where nobody would take it."""
+        return None if self.server_is_gone else next(shapes, None)
 
     async def _one(
         self, shape: Shape, body: bytes, intended: float, slot: contextlib.AbstractAsyncContextManager[Any]
@@ -83,7 +95,16 @@ class Load:
         finally:
             del self.open[number]
             self.failed += bool(outcome.failure)
+            self._note_refusal(outcome.failure == REFUSED, time.monotonic())
             self.events += len(outcome.times)
+
+    def _note_refusal(self, refused: bool, now: float) -> None:
+        """Whether a request's connection was refused; any other outcome shows that somebody listens, or did."""
+        if not refused:
+            self._refused_since = None
+            return
+        self._refused_since = now if self._refused_since is None else self._refused_since
+        self.server_is_gone = now - self._refused_since >= GONE_SECONDS
 
     async def _until_stop(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

@@ -74,7 +74,7 @@ class _Bench:
                 before = await target.metrics()
                 load = await self._load(model, make, stop)
                 queue = self._queue(before, await target.metrics(), len(load.outcomes))
-        return self._report(summarize(load.outcomes, queue), stop.is_set())
+        return self._report(summarize(load.outcomes, queue), stop.is_set(), load.server_is_gone)
 
     # ---- before
 
@@ -142,7 +142,7 @@ class _Bench:
             log.warning("the server had %d requests, %d of them from here: queue times are of all", found.count, sent)
         return found
 
-    def _report(self, summary: Summary, interrupted: bool) -> int:
+    def _report(self, summary: Summary, interrupted: bool, gone: bool) -> int:
         settings = self._settings
         text = report.table(summary, settings.is_open_loop)
         print(text, file=sys.stderr if settings.json == "-" else sys.stdout, flush=True)
@@ -155,6 +155,8 @@ class _Bench:
         problems = [problem for slo in settings.slos if (problem := slo.failure(summary))]
         if not summary.ok:
             problems.insert(0, "no request succeeded")
+        if gone:
+            problems.insert(0, "the server is gone: it has refused every connection of late, so the run was ended")
         for problem in problems:
             print(f"pagetide bench: {problem}", file=sys.stderr)
         return EXIT_INTERRUPTED if interrupted else EXIT_FAILED if problems else 0

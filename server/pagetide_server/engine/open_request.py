@@ -53,7 +53,7 @@ class OpenRequest:
         try:
             self.grammar = self.compilation.result()
         except PagetideError as error:
-            kind: ErrorKind = "queue_full" if isinstance(error, Busy) else "invalid"
+            kind: ErrorKind = "queue_full" if isinstance(error, Busy) else "structure"
             return [error_output(request_id, 0, text_of(error), kind)]
         except Exception as error:
             log.exception("the structure of request %s could not be compiled", request_id)

@@ -10,14 +10,18 @@ from typing import Literal
 import msgspec
 
 FinishReason = Literal["stop", "length", "abort", "error"]
-ErrorKind = Literal["invalid", "queue_full", "engine"]
+ErrorKind = Literal["invalid", "structure", "queue_full", "engine"]
 
 
 class Structure(msgspec.Struct, frozen=True, kw_only=True):
-    """What the answer must look like; `value` is a JSON schema, a regex, a JSON list or a grammar, as text."""
+    """What the answer must look like; `value` is a JSON schema, a regex, a JSON list or a grammar, as text.
+
+    `field` is what of the client's request says so, for errors.
+    """
 
     kind: Literal["json", "json_object", "regex", "choice", "grammar"]
     value: str = ""
+    field: str = ""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,7 +121,8 @@ class SequenceOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
     scheduled: float = 0.0
     cached_tokens: int = 0
     prompt_logprobs: list[TokenLogprobs | None] | None = None
-    # For finish_reason "error": what went wrong, and who must act: the client (invalid: 400; queue_full: 429) or us.
+    # For finish_reason "error": what went wrong, and who must act: the client (invalid, or its structure: 400;
+    # queue_full: 429) or us.
     error: str = ""
     error_kind: ErrorKind | None = None
 

@@ -194,6 +194,19 @@ def test_the_engines_refusal_is_an_http_error(server, stream):
     error_of(server.post(COMPLETION, prompt="x", guided_grammar="wrong", stream=stream), 400, "grammar")
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        pytest.param("guided_grammar", "wrong", id="of the older names"),
+        pytest.param("structured_outputs.grammar", {"grammar": "wrong"}, id="of the newer form"),
+    ],
+)
+def test_a_form_that_cannot_be_compiled_is_refused_by_the_name_of_its_field(server, field, value):
+    error = server.post(COMPLETION, prompt="x", **{field.partition(".")[0]: value}).json()["error"]
+    assert error["param"] == field
+    assert error["message"] == f"{field}: the grammar is wrong"
+
+
 def test_a_failure_before_the_first_token_is_an_http_error_later_an_event(server):
     error_of(server.post(COMPLETION, prompt=[FAIL]), 500, "out of luck")
     text = server.post(COMPLETION, prompt=[FAIL], stream=True).text

@@ -20,7 +20,7 @@ FAIL = 381
 COUNTERS = ("prompt_tokens_total", "generation_tokens_total", "prefills_total", "decodes_total")
 HISTOGRAMS = (
     "request_queue_seconds", "time_to_first_token_seconds", "inter_token_seconds", "request_seconds",
-    "request_prompt_tokens", "request_generation_tokens",
+    "request_prefill_seconds", "request_decode_seconds", "request_prompt_tokens", "request_generation_tokens",
 )  # fmt: skip
 
 
@@ -76,6 +76,15 @@ def test_a_request_is_counted_once_whatever_n(server, stream):
         "prompt_tokens_total": 7, "generation_tokens_total": 15, "prefills_total": 1, "decodes_total": 12, "length": 1,
         "inter_token_seconds": 12, **dict.fromkeys(set(HISTOGRAMS) - {"inter_token_seconds"}, 1),
     }  # fmt: skip
+
+
+def test_the_times_of_a_request_add_up(launch):
+    parts = ("request_queue_seconds", "request_prefill_seconds", "request_decode_seconds")
+    with launch() as server:
+        server.complete(prompt="The old harbour", max_tokens=4)
+        sums = {name: server.metric(f"pagetide_{name}_sum") for name in (*parts, "request_seconds")}
+    assert all(seconds > 0 for seconds in sums.values())
+    assert sum(sums[name] for name in parts) <= sums["request_seconds"]
 
 
 def test_a_batch_is_several_requests(server):

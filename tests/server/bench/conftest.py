@@ -30,6 +30,7 @@ class FakeServer:
         has: which of "models", "vocab", "tokenize", "usage", "metrics", "done" there are.
         break_after: events after which the connection is closed.
         error_after: events after which an error event comes.
+        gone_after: answers after which nobody listens any more.
         queue_s: what /metrics says of each request's time in the queue.
     """
 
@@ -37,7 +38,8 @@ class FakeServer:
         self.first_s, self.gap_s, self.per_event = 0.0, 0.0, 1
         self.status: dict[int, int] = {}
         self.has = {"models", "vocab", "tokenize", "usage", "metrics", "done"}
-        self.break_after = self.error_after = 10**9
+        self.break_after = self.error_after = self.gone_after = 10**9
+        self.site: web.TCPSite | None = None
         self.queue_s = 0.03
         self.models = ["fake"]
         self.bodies: list[dict[str, Any]] = []
@@ -100,6 +102,10 @@ class FakeServer:
             if len(self.bodies) % every == 0:
                 return web.json_response({"error": {"message": f"told to answer {status}"}}, status=status)
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        if len(self.bodies) >= self.gone_after:
+            response.force_close()
+            if len(self.bodies) == self.gone_after and self.site is not None:
+                await self.site.stop()
         await response.prepare(request)
         await self._stream(request, response, body)
         if "usage" in self.has:
@@ -148,8 +154,8 @@ def fake() -> Iterator[FakeServer]:
     server, loop = FakeServer(), asyncio.new_event_loop()
     runner = web.AppRunner(server.app(), shutdown_timeout=1)
     loop.run_until_complete(runner.setup())
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    loop.run_until_complete(site.start())
+    server.site = web.TCPSite(runner, "127.0.0.1", 0)
+    loop.run_until_complete(server.site.start())
     server.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
     thread = threading.Thread(target=loop.run_forever)
     thread.start()

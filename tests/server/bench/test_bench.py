@@ -8,6 +8,8 @@ import time
 
 import pytest
 
+import pagetide_server.bench.load
+
 
 def figures(bench, *arguments):
     code, out, err = bench(*arguments, "--json=-")
@@ -202,6 +204,20 @@ def test_a_server_that_is_not_there_is_one_line_and_exit_code_1(bench):
     assert code == 1
     assert "http://127.0.0.1:9/v1/models does not answer" in err
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    "loop", [pytest.param(["--concurrency=2"], id="closed loop"), pytest.param(["--rate=200"], id="open loop")]
+)
+def test_a_server_that_goes_away_ends_the_run_with_exit_code_1(fake, bench, monkeypatch, loop):
+    monkeypatch.setattr(pagetide_server.bench.load, "GONE_SECONDS", 0.3)
+    fake.gone_after = 2
+    code, out, err = bench(fake.url, "--requests=100000", "--output-tokens=1", "--json=-", *loop)
+    got = json.loads(out)["requests"]
+    assert code == 1
+    assert "the server is gone" in err
+    assert got["ok"] >= 1
+    assert sum(got["failed"].values()) < 1000, "nobody was there, and yet it went on"
 
 
 def test_the_command_explains_itself_and_runs_as_a_process(fake, start):

@@ -62,8 +62,8 @@ def _json_schema(value: str) -> str:
 
 # oneOf is followed as anyOf: a token mask cannot count how many branches a finished document has.
 _JSON_OPTIONS: Any = {"coerce_one_of": True}
-# Any layout, but no endless white space, in which a small model loses itself.
-_JSON_DEFAULTS: Any = {"whitespace_pattern": r"[ \t\n\r]{0,64}"}
+# Compact, spaced, or a line for each part with its indentation; no other layout: a small model loses itself in blanks.
+_JSON_DEFAULTS: Any = {"whitespace_pattern": r"( |\r?\n( {0,16}|\t{0,4}))?"}
 
 
 def _regex(value: str) -> str:

@@ -40,7 +40,7 @@ def test_the_order_of_arrival_does_not_depend_on_how_long_grammars_take(harness)
     ("answer", "kind", "indices"),
     [
         # A refusal stands for the whole request, a failure for one answer.
-        pytest.param(PagetideError("json: no such type"), "invalid", [0], id="a wrong schema"),
+        pytest.param(PagetideError("json: no such type"), "structure", [0], id="a wrong schema"),
         pytest.param(RuntimeError("panic"), "engine", [0, 2], id="a fault of the compiler"),
     ],
 )
