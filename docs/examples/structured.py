@@ -20,8 +20,7 @@ answer = client.completions.create(
     model=model,
     prompt="A city and its people as JSON: ",
     max_tokens=100,
-    # `disable_any_whitespace` keeps small models from endless white space.
-    extra_body={"structured_outputs": {"json": schema, "disable_any_whitespace": True}},
+    extra_body={"structured_outputs": {"json": schema}},
 )
 if answer.choices[0].finish_reason != "stop":
     raise SystemExit("the JSON is truncated: raise max_tokens")

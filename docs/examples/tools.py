@@ -30,8 +30,6 @@ answer = client.chat.completions.create(
     parallel_tool_calls=False,
     max_tokens=200,
     temperature=0,
-    # Keeps small base models from endless white space; larger ones do not need it.
-    extra_body={"repetition_penalty": 1.3},
 )
 if not answer.choices[0].message.tool_calls:
     raise SystemExit("the call is truncated: raise max_tokens")
