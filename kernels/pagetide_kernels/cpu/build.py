@@ -219,7 +219,7 @@ def compile_library(compiler: list[str], flags: tuple[str, ...], path: Path) -> 
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold the lock of one library; the system frees it when a process ends, however that was."""
+    """Hold the lock of one library; the system frees it when a process exits, for any reason."""
     deadline = time.monotonic() + LOCK_TIMEOUT_S
     with path.open("w") as file:
         while True:

@@ -168,7 +168,7 @@ class Supervisor:
         routed = self.routed(slot)
         was_ready = slot.was_ready or (routed is not None and routed.health.ready)
         slot.broken = is_broken(code, was_ready)
-        # What a killed process has said last is not why it ended.
+        # The last line of a killed process is not why it exited.
         words = os_process.last_line(slot.log) if code >= 0 else ""
         self._note_failure(slot, os_process.describe_exit(code) + (f": {words}" if words else ""))
 

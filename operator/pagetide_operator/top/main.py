@@ -27,7 +27,7 @@ WIDTH_OF_A_FILE = 200
 
 
 def main(argv: Sequence[str]) -> int:
-    """Watch until Ctrl-C; 0 at its end, 1 where the target does not answer, 2 for a wrong call or URL."""
+    """Watch until Ctrl-C; exits with 0, 1 where the target does not answer, 2 for a wrong call or URL."""
     args = parser().parse_args(argv)
     try:
         check(args)

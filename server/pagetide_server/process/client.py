@@ -129,7 +129,7 @@ class EngineClient:
 
     @property
     def failure(self) -> EngineFailed | None:
-        """Why the engine process ended by itself, or None."""
+        """Why the engine process exited by itself, or None."""
         return self._failure
 
     def why_unhealthy(self) -> str | None:

@@ -216,7 +216,7 @@ class Heartbeat(msgspec.Struct, tag=True, kw_only=True):
 
 
 class Failed(msgspec.Struct, tag=True, kw_only=True):
-    """The engine cannot start or go on; the process ends with `exit_code` after this message."""
+    """The engine cannot start or go on; the process exits with `exit_code` after this message."""
 
     message: str
     exit_code: int
