@@ -1,10 +1,12 @@
 """What choosing tokens costs: `python bench/sampler.py [rows] [vocabulary]`; one core, random logits.
 
+`PAGETIDE_KERNELS=torch` measures torch's way instead of the ops, OMP_NUM_THREADS=2 two cores.
 Random logits are far flatter than a model's, which is the worst case for top-p.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from typing import Any
@@ -24,6 +26,7 @@ CASES: dict[str, dict[str, Any]] = {
     "temperature": {"temperature": 0.7},
     "temperature, min_p 0.05": {"temperature": 0.7, "min_p": 0.05},
     "temperature, top_k 40": {"temperature": 0.7, "top_k": 40},
+    "temperature 0.8, top_k 50, top_p 0.95": {"temperature": 0.8, "top_k": 50, "top_p": 0.95},
     "temperature, top_k 40, top_p 0.9": {"temperature": 0.7, "top_k": 40, "top_p": 0.9},
     "temperature, top_p 0.9": {"temperature": 0.7, "top_p": 0.9},
     "temperature, top_p 0.2": {"temperature": 0.7, "top_p": 0.2},
@@ -56,12 +59,12 @@ def best_ms(sampler: Sampler, logits: torch.Tensor, rows: list[Sequence]) -> flo
 
 def main(rows: int = 64, vocabulary: int = 262_144) -> None:
     """Print one line a case."""
-    torch.set_num_threads(1)
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     logits = torch.randn(rows, vocabulary, generator=torch.Generator().manual_seed(0)) * 3
     sampler = Sampler(vocabulary, "cpu")
     print(f"{rows} rows of {vocabulary} logits")
     for name, params in CASES.items():
-        print(f"{name:36}{best_ms(sampler, logits, sequences(rows, params)):9.1f} ms", flush=True)
+        print(f"{name:40}{best_ms(sampler, logits, sequences(rows, params)):9.1f} ms", flush=True)
 
 
 if __name__ == "__main__":

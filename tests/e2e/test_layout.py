@@ -23,6 +23,7 @@ PACKAGES = [
 # Importing any module of these packages must not load torch; of the server only the parts of its API process.
 TORCH_FREE = [
     "pagetide_spec",
+    "pagetide_http",
     "pagetide_cli",
     "pagetide_gateway",
     "pagetide_operator",

@@ -196,7 +196,7 @@ needs_compiler = pytest.mark.skipif(not any(map(shutil.which, build.COMPILERS)),
 # Whatever was built ahead in this tree does not count.
 LOAD = "from pagetide_kernels.cpu import build; build.PREBUILT = build.FOLDER / 'none'; build.load(); print('loaded')"
 # Prints the largest differences between ops and what they mean: attention over a mixed batch (in float64: the float32
-# reference is itself 1e-6 off), matrix products, the search for the largest of them. (The
+# reference is itself 1e-6 off), matrix products, the search for the largest of them, drawing. (The
 # products' results are greater than attention's, and a number half-way between two may be rounded either way.)
 COMPARE = """
 import torch
@@ -236,6 +236,13 @@ for kept in (weight, weight.half(), weight.bfloat16()):
     for screen in (None, screen_of(packed)):
         places, values = linear_argmax(x, packed, screen)
         print(float((places != place).sum() + (values - top).abs().max()))
+from pagetide_kernels.cpu.sample import sample
+from pagetide_kernels.reference.sample import sample as sorted_sample
+logits, table = torch.randn(40, 999) * 3, torch.randint(0, 2**31, (999,)).int()
+shapes = torch.rand(40, 3).double().clamp(min=0.1) * torch.tensor([2.0, 1.2, 0.3])
+top_k, numbers = torch.randint(0, 60, (40,)), (table, torch.zeros(999).int(), torch.zeros(40, 2).long())
+exact = sorted_sample(logits, shapes[:, 0], top_k, shapes[:, 1], shapes[:, 2], table.expand(40, -1))
+print(float((sample(logits, shapes, top_k, *numbers)[0] != exact).sum()))
 heads = torch.randn(2, 40, 16, 1, 64).bfloat16()
 wide = dict(batch, query=torch.randn(24, 2, 64), key_cache=heads[0], value_cache=heads[1])
 got = paged_attention(**wide, max_query_len=23, max_context_len=300, scale=0.2)
@@ -263,5 +270,5 @@ def test_processes_that_start_together_build_once(empty_cache: Path, quick_compi
 def test_every_instruction_set_computes_the_same(empty_cache: Path, capability: str) -> None:
     process = start(COMPARE, ATEN_CPU_CAPABILITY=capability, PAGETIDE_KERNELS="cpp")
     differences = [float(line) for line in process.communicate(timeout=200)[0].split()]
-    assert len(differences) == 11
+    assert len(differences) == 12
     assert max(differences) < 2e-6

@@ -6,17 +6,18 @@
 
 namespace {
 
-constexpr int64_t KC = 512;  // Steps of a panel that lie in the first-level cache while rows pass by.
+constexpr int64_t KC = 512;  // Steps of a panel, at most, that lie in a core's caches while rows pass by.
 
 // sums[r][0..NR] (+)= x[r] . panel, for R rows and `steps` steps.
 template <int R, typename T>
-inline void add_tile(const float* x, int64_t stride, const T* panel, int64_t steps, bool fresh, float* sums) {
+inline void add_tile(const float* x, int64_t stride, const T* panel, int64_t steps, bool fresh, float* sums, Fetch fetch) {
     vec sum[R][NV];
     for (int r = 0; r < R; r++)
         for (int v = 0; v < NV; v++) sum[r][v] = fresh ? vec{} : load(sums + r * NR + v * W);
     for (int64_t i = 0; i < steps; i++) {
         vec w[NV];
         for (int v = 0; v < NV; v++) w[v] = load(panel + i * NR + v * W);
+        fetch(i);
         for (int r = 0; r < R; r++)
             for (int v = 0; v < NV; v++) sum[r][v] = fused(all(x[r * stride + i]), w[v], sum[r][v]);
     }
@@ -25,9 +26,10 @@ inline void add_tile(const float* x, int64_t stride, const T* panel, int64_t ste
 }
 
 template <typename T>
-void add_rows(const float* x, int64_t stride, int64_t rows, const T* panel, int64_t steps, bool fresh, float* sums) {
+void add_rows(const float* x, int64_t stride, int64_t rows, const T* panel, int64_t steps, bool fresh, float* sums,
+              const Ahead& ahead) {
     in_tiles(rows, [&](auto size, int64_t r) {
-        add_tile<decltype(size)::value>(x + r * stride, stride, panel, steps, fresh, sums + r * NR);
+        add_tile<decltype(size)::value>(x + r * stride, stride, panel, steps, fresh, sums + r * NR, ahead.part(r));
     });
 }
 
@@ -51,11 +53,14 @@ struct FloatProduct {
         float* sums = sum_space.fit(rows * NR);
         const T* w = weights + panel * NR * p.k;
         const float* x = p.x + first * p.x_stride;
-        for (int64_t at = 0; at < p.k; at += KC) {
-            const int64_t steps = std::min(KC, p.k - at);
+        const int64_t pieces = (p.k + KC - 1) / KC, most = (p.k + pieces - 1) / pieces;
+        for (int64_t at = 0; at < p.k; at += most) {
+            const int64_t steps = std::min(most, p.k - at);
+            const Ahead ahead(w + (at + steps) * NR, steps, NR * sizeof(T), rows);
             // Many rows: widen the weights once, not for each tile of rows.
-            if (rows > 2 * MR) add_rows(x + at, p.x_stride, rows, widened(w + at * NR, steps, wide_space), steps, !at, sums);
-            else add_rows(x + at, p.x_stride, rows, w + at * NR, steps, !at, sums);
+            const bool wide = rows > 2 * MR;
+            if (wide) add_rows(x + at, p.x_stride, rows, widened(w + at * NR, steps, wide_space), steps, !at, sums, ahead);
+            else add_rows(x + at, p.x_stride, rows, w + at * NR, steps, !at, sums, ahead);
         }
         return sums;
     }

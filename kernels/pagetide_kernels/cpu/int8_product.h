@@ -92,13 +92,14 @@ inline void round_row(const Product& p, int64_t row, Left& left) {
 // sums[r][0..NR] (+)= x[r] . panel for one group of R rows.
 template <int R>
 inline void add_group(const int8_t* x, int64_t stride, const uint8_t* panel, const float* panel_scales, int64_t quads,
-                      const float* scales, const int32_t* starts, int64_t groups, bool fresh, float* sums) {
+                      const float* scales, const int32_t* starts, int64_t groups, bool fresh, float* sums, Fetch fetch) {
     int_vec sum[R][NV];
     UNROLL for (int r = 0; r < R; r++)
         UNROLL for (int v = 0; v < NV; v++) sum[r][v] = starts[r * groups] - int_vec{};
     for (int64_t i = 0; i < quads; i++) {
         int_vec w[NV];
         UNROLL for (int v = 0; v < NV; v++) w[v] = load_bytes(panel + i * NR * QUAD + v * W * QUAD);
+        fetch(i);
         UNROLL for (int r = 0; r < R; r++) {
             int32_t quad;
             memcpy(&quad, x + r * stride + i * QUAD, sizeof quad);
@@ -117,18 +118,21 @@ inline void add_group(const int8_t* x, int64_t stride, const uint8_t* panel, con
 }
 
 template <int R>
-void add_tile(const Product& p, const Left& left, int64_t row, const uint8_t* panel, const float* scales, float* sums) {
+void add_tile(const Product& p, const Left& left, int64_t row, const uint8_t* panel, const float* scales, float* sums,
+              Fetch fetch) {
     const int64_t groups = groups_of(p.k), stride = padded(p.k);
     for (int64_t g = 0; g < groups; g++)
         add_group<R>(left.numbers + row * stride + g * GROUP, stride, panel + g * GROUP * NR, scales + g * NR,
                      padded(std::min(GROUP, p.k - g * GROUP)) / QUAD, left.scales + row * groups + g,
-                     left.starts + row * groups + g, groups, !g, sums);
+                     left.starts + row * groups + g, groups, !g, sums, Fetch{fetch.from + g * GROUP / QUAD * fetch.a_step, fetch.a_step});
 }
 
 void add_rows(const Product& p, const Left& left, int64_t first, int64_t rows, const uint8_t* panel, const float* scales,
               float* sums) {
+    const int64_t quads = padded(p.k) / QUAD;
+    const Ahead ahead(panel + quads * NR * QUAD, quads, NR * QUAD, rows);
     in_tiles(rows, [&](auto size, int64_t r) {
-        add_tile<decltype(size)::value>(p, left, first + r, panel, scales, sums + r * NR);
+        add_tile<decltype(size)::value>(p, left, first + r, panel, scales, sums + r * NR, ahead.part(r));
     });
 }
 

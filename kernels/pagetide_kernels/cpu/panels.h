@@ -19,6 +19,7 @@ constexpr int NV = 2;
 #endif
 constexpr int MR = 6;  // Rows whose sums are kept in registers together.
 constexpr int64_t NR = NV * W;
+constexpr int64_t STREAMED_BYTES = 32 << 20;  // Results above this are not in a cache when they are read again.
 constexpr int64_t CHUNK_BYTES = 384 << 10;  // Of the left matrix, what shares a core's second-level cache with a panel.
 
 inline int64_t panels_of(int64_t n) { return (n + NR - 1) / NR; }
@@ -29,6 +30,11 @@ struct Product {
     float* y;           // [m, n], rows y_stride apart
     int64_t m, n, k, x_stride, y_stride;  // k is at least 1
 
+    // Whether y had better not pass through the caches: it is larger than they are, and on the boundaries of vectors.
+    bool is_streamed() const {
+        return !bias && m * n * 4 > STREAMED_BYTES && (uintptr_t)y % sizeof(vec) == 0 && y_stride % W == 0;
+    }
+
     // Rows of one piece of work.
     int64_t chunk() const { return std::min(m, std::max<int64_t>(8 * MR, CHUNK_BYTES / (4 * k) / MR * MR)); }
 };
@@ -36,6 +42,12 @@ struct Product {
 // The rows of a panel's sums become columns of y.
 inline void write_panel(const Product& p, int64_t panel, int64_t first, int64_t rows, const float* sums) {
     const int64_t column = panel * NR, count = std::min(NR, p.n - column);
+    if (count == NR && p.is_streamed()) {
+        for (int64_t r = 0; r < rows; r++)
+            for (int v = 0; v < NV; v++)
+                stream(p.y + (first + r) * p.y_stride + column + v * W, load(sums + r * NR + v * W));
+        return end_streams();
+    }
     for (int64_t r = 0; r < rows; r++) {
         float* to = p.y + (first + r) * p.y_stride + column;
         const float* from = sums + r * NR;
@@ -59,6 +71,30 @@ inline void in_tiles(int64_t rows, Tile tile) {
         case 1: return tile(std::integral_constant<int, 1>{}, r);
     }
 }
+
+// What one tile of rows fetches into the second-level cache of the weights that come next.
+struct Fetch {
+    const char* from;
+    int64_t a_step;
+
+    void operator()(int64_t step) const { __builtin_prefetch(from + step * a_step, 0, 2); }
+};
+
+// The weights behind those that are being multiplied: all tiles fetch parts of them, so that reading memory and computing
+// overlap. By itself the processor reads them while the first tile passes, and not while the others do.
+struct Ahead {
+    const char* from;
+    int64_t steps, a_step;
+
+    // `steps` steps, each of so many bytes, shared among the tiles of so many rows; a step fetches a cache line at most. For few
+    // rows memory is read all the time, best by the processor itself.
+    Ahead(const void* from, int64_t steps, int64_t bytes, int64_t rows) : from((const char*)from), steps(steps) {
+        a_step = rows > 2 * MR ? std::min<int64_t>(64, bytes * MR / (rows + MR - 1)) : 0;
+    }
+
+    // Of the tile whose first row is `row`.
+    Fetch part(int64_t row) const { return {from + row / MR * steps * a_step, a_step}; }
+};
 
 // Calls work(i) for 0 <= i < count, each thread `at_once` of them in a row. Where memory runs out in one, std::bad_alloc
 // is thrown when all have ended: an exception that left the parallel region would end the process.

@@ -104,6 +104,19 @@ inline void from_float(float x, float16* to) {
 }
 inline void store(float* p, vec v) { memcpy(p, &v, sizeof v); }
 
+// To memory without reading what lies there, where the processor can; `p` on the boundary of a vector. Other threads see it
+// behind `end_streams`.
+#if defined(__AVX512F__)
+inline void stream(float* p, vec v) { _mm512_stream_ps(p, (__m512)v); }
+inline void end_streams() { _mm_sfence(); }
+#elif defined(__AVX__)
+inline void stream(float* p, vec v) { _mm256_stream_ps(p, (__m256)v); }
+inline void end_streams() { _mm_sfence(); }
+#else
+inline void stream(float* p, vec v) { store(p, v); }
+inline void end_streams() {}
+#endif
+
 inline vec all(float x) { return x - vec{}; }
 
 // Numbers of two vectors of one type, by their places: those of `b` follow those of `a`.

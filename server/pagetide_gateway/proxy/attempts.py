@@ -116,7 +116,7 @@ class Attempts:
         try:
             await self._holder.wait(service, exchange.arrival, len(exchange.body))
         except ApiError as error:
-            self._metrics.held(service.model, error.code)
+            self._metrics.held(service.model, str(error.code))
             raise
         self._metrics.held(service.model, "released")
 

@@ -14,10 +14,10 @@ from typing import Any, Literal
 import aiohttp
 from yarl import URL
 
+from pagetide_http.peers import notice_death
 from pagetide_spec.names import HEADER_REPLICA, HEADER_REQUEST_ID
 
 from ..web.asgi import RawHeaders
-from ..web.dead_peers import notice_death
 from .registry import Replica
 
 # Headers that belong to one connection and not to the request (RFC 9110, section 7.6.1), and those that each side of

@@ -25,7 +25,7 @@ from ..proxy.forward import DEFAULT_ALL_BODIES, DEFAULT_MAX_BODY, OPEN, Access, 
 from ..proxy.hold import DEFAULT_HOLD, Holder, HoldLimits
 from ..replicas.registry import Registry
 from ..replicas.upstream import make_session
-from ..web.asgi import Receive, Scope, Send, has_body, header, send_error
+from ..web.asgi import Message, Receive, Scope, Send, has_body, header, send_error
 from ..web.errors import ApiError, draining, method_not_allowed, route_not_found
 from .page import Page
 
@@ -93,7 +93,7 @@ class Gateway:
             self._metrics.answered("", refusal.status)
             await send_error(send, refusal, _id_headers(scope), is_last=has_body(scope))
         else:
-            await self._rest(scope, receive, send)
+            await self._rest(scope, receive, send if scope["type"] != "http" else _with_id(send, scope))
 
     def _refusal(self, scope: Scope) -> ApiError | None:
         """Why a request for the models is refused."""
@@ -155,18 +155,18 @@ class Gateway:
     async def _models(self, request: Request) -> Response:
         """All services, ready or not: one that is waking is still there to be asked."""
         entries = [service.describe() for service in self.registry.services.values()]
-        return JSONResponse({"object": "list", "data": entries}, headers=_id_header(request))
+        return JSONResponse({"object": "list", "data": entries})
 
     async def _model(self, request: Request) -> Response:
         name = request.path_params["model"]
         service = self.registry.find(name)
         if service is None:
             raise unknown(self.registry, name)
-        return JSONResponse(service.describe(), headers=_id_header(request))
+        return JSONResponse(service.describe())
 
     async def _version(self, request: Request) -> Response:
         """Pagetide's version, as a server reports it."""
-        return JSONResponse({"version": _VERSION}, headers=_id_header(request))
+        return JSONResponse({"version": _VERSION})
 
     async def _live(self, request: Request) -> Response:
         return JSONResponse({"status": "ok"})
@@ -187,13 +187,20 @@ def _is_forwarded(path: str) -> bool:
     return path.startswith("/v1/") or path in _TOKEN_PATHS
 
 
-def _id_header(request: Request) -> dict[str, str]:
-    return {HEADER_REQUEST_ID: request_id_of(request.headers.get(HEADER_REQUEST_ID))}
-
-
 def _id_headers(scope: Scope) -> list[tuple[bytes, bytes]]:
     name = HEADER_REQUEST_ID.encode()
     return [(name, request_id_of(header(scope["headers"], name)).encode())]
+
+
+def _with_id(send: Send, scope: Scope) -> Send:
+    """`send`, which adds the request's id to the head of the response."""
+
+    async def send_with_id(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message["headers"], *_id_headers(scope)]
+        await send(message)
+
+    return send_with_id
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
@@ -204,5 +211,4 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 async def _api_error(request: Request, error: Any) -> Response:
-    extra = {key.decode(): value.decode() for key, value in error.headers()}
-    return Response(error.body(), error.status, media_type="application/json", headers={**extra, **_id_header(request)})
+    return Response(error.body(), error.status, error.headers, "application/json")

@@ -10,11 +10,13 @@ from collections.abc import Iterator
 
 import uvicorn
 
-from ..web.protocol import GuardedProtocol
+from pagetide_http.protocol import GuardedProtocol, Limits
+
 from .app import Gateway
 
 # How long a request that is cut may take to say so.
 LAST_WORDS_S = 1
+LIMITS = Limits(head_timeout_s=15.0, head_bytes=64 << 10)
 
 
 def raise_file_limit() -> None:
@@ -36,7 +38,7 @@ class GatewayServer(uvicorn.Server):
             uvicorn.Config(
                 gateway,
                 interface="asgi3",
-                http=GuardedProtocol,
+                http=GuardedProtocol.within(LIMITS),
                 lifespan="on",
                 ws="none",
                 log_config=None,

@@ -1,4 +1,4 @@
-"""HTTP with clients, below any framework: ASGI steps, limits on heads, lost peers, errors as OpenAI has them.
+"""HTTP with clients, below any framework: the ASGI steps of the hot path, and the errors that the gateway answers with.
 
-Does not belong here: anything that knows services or replicas.
+Does not belong here: anything that knows services or replicas, and what a server does alike (`pagetide_http`).
 """

@@ -127,7 +127,7 @@ async def send_error(
     """Send an OpenAI error object; `is_last` closes the connection, as where the rest of a body will not be read."""
     body = error.body()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    headers += error.headers()
+    headers += [(name.encode(), value.encode()) for name, value in error.headers.items()]
     if is_last:
         headers.append((b"connection", b"close"))
     await send_whole(send, error.status, [*headers, *extra], body)

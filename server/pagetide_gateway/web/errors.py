@@ -2,41 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Iterable, Sequence
+
+from pagetide_http.errors import ApiError as ApiError
 
 # How long a client may wait before it asks again: a model takes seconds to load, a drained replica is replaced sooner.
 RETRY_AFTER_S = 5
-_TYPES = {401: "authentication_error", 429: "rate_limit_error"}
-
-
-class ApiError(Exception):
-    """A client's error; `code` is for programs, `message` for people, `param` the field at fault.
-
-    `retry_s`: when the same request may succeed.
-    """
-
-    def __init__(
-        self, status: int, message: str, *, code: str, param: str | None = None, retry_s: float | None = None
-    ) -> None:
-        self.status, self.message, self.code, self.param, self.retry_s = status, message, code, param, retry_s
-        super().__init__(message)
-
-    def body(self) -> bytes:
-        """The error object as JSON."""
-        kind = _TYPES.get(self.status) or ("invalid_request_error" if self.status < 500 else "server_error")
-        error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
-        return json.dumps({"error": error}, ensure_ascii=False).encode()
-
-    def sse(self) -> bytes:
-        """The error as the last events of a stream whose status line has already been sent."""
-        return b"data: " + self.body() + b"\n\ndata: [DONE]\n\n"
-
-    def headers(self) -> list[tuple[bytes, bytes]]:
-        """Response headers beside the content type and length."""
-        headers = [] if self.retry_s is None else [(b"retry-after", str(max(1, math.ceil(self.retry_s))).encode())]
-        return [*headers, (b"www-authenticate", b"Bearer")] if self.status == 401 else headers
 
 
 def bad_request(message: str, param: str | None = None) -> ApiError:

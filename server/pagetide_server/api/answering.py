@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar
 from fastapi import Request
 from starlette.types import Send
 
+from pagetide_http.short_way import ShortWay
 from pagetide_spec.names import HEADER_REQUEST_ID
 
 from ..process.client import Prompt
@@ -20,7 +21,6 @@ from .decoding import parse
 from .generation import Generation, generating
 from .prompts import Prompter
 from .protocol import SamplingFields
-from .short_way import ShortWay
 from .streaming import WatchedResponse, event, send_events, send_json, short_way
 from .token_writer import TokenWriter
 from .usage import UsageWriter, note

@@ -18,7 +18,7 @@ from pagetide_spec.names import HEADER_REQUEST_ID
 from pagetide_spec.web import request_id_of
 
 from .context import Context
-from .errors import ApiError, translate
+from .errors import ApiError, response, translate
 from .health import OPEN_PATHS
 
 access = logging.getLogger("pagetide.access")
@@ -159,7 +159,7 @@ class _Call:
     async def fail(self, error: Exception, scope: Scope, receive: Receive) -> None:
         """Answer with an error, unless an answer has begun, or nobody is there to read it."""
         if not self.status and not isinstance(error, ClientDisconnect):
-            await translate(error).response()(scope, receive, self.send)
+            await response(translate(error))(scope, receive, self.send)
 
     def fields(self) -> dict[str, Any]:
         """What the access line reports, for structured logs."""

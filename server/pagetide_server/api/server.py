@@ -16,6 +16,7 @@ from typing import Any
 
 import uvicorn
 
+from pagetide_http.protocol import GuardedProtocol, Limits
 from pagetide_spec.config import EngineConfig
 from pagetide_spec.errors import PagetideError, SettingError
 from pagetide_spec.logs import in_form
@@ -27,7 +28,6 @@ from ..text.tokenizer import Tokenizer
 from ..wire.launch import DEFAULT_CORE, EXIT_SETTING, EXIT_START
 from .app import create_app
 from .background import in_background
-from .connections import TimedProtocol
 from .context import Context, served_name
 from .lifecycle import Lifecycle
 from .metrics import ServerMetrics
@@ -39,6 +39,8 @@ log = logging.getLogger("pagetide")
 
 # How long streams get to send their last event once the engine is gone or the drain is over.
 LAST_WORDS_SECONDS = 2.0
+# Bytes of a request's head: more than a gateway takes, which adds to it.
+MAX_HEAD = 2**20
 EXIT_HTTP = 1
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -109,7 +111,7 @@ class Server:
     def _http_config(self) -> uvicorn.Config:
         return uvicorn.Config(
             create_app(self._context, self._keys),
-            http=TimedProtocol.with_timeout(self._config.header_timeout_s),
+            http=GuardedProtocol.within(Limits(self._config.header_timeout_s, MAX_HEAD)),
             ws="none",
             lifespan="off",
             log_config=None,

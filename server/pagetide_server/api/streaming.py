@@ -10,8 +10,9 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from pagetide_http.short_way import SHORT_WAY, ShortWay
+
 from .errors import translate
-from .short_way import SHORT_WAY, ShortWay
 
 DONE = b"data: [DONE]\n\n"
 encode = msgspec.json.Encoder().encode
@@ -88,7 +89,7 @@ async def send_events(send: Send, events: Events, way: ShortWay | None = None) -
             await _send_part(send, part, way)
             part = await events.next()
     except Exception as error:  # noqa: BLE001 - whatever it is, the client must hear of it
-        tail = event(translate(error).body()) + DONE
+        tail = translate(error).sse()
     await send({"type": "http.response.body", "body": tail})
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from pagetide_http.short_way import ShortWay
+
 from .answer import RecordedAnswer
-from .short_way import ShortWay
 from .streaming import encode
 
 # Stands for the text in an event that serves as the pattern of others.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import socket
 
@@ -13,7 +14,7 @@ from pagetide_gateway.access.keys import KeyRing, make_key
 from pagetide_gateway.proxy.forward import Access
 from pagetide_gateway.replicas import upstream
 from pagetide_gateway.routing.routers import ExpectedTime
-from pagetide_gateway.web import protocol
+from pagetide_gateway.serving import server
 
 DEEP = b"[" * 5000 + b"]" * 5000
 
@@ -48,7 +49,7 @@ async def test_a_fault_of_the_gateway_is_an_error_object_too(start_replicas, sta
     monkeypatch.setattr(front.registry.find("m").router, "choose", fail)
     async with front.post({"model": "m"}, headers={"x-request-id": "abc"}) as response:
         assert (response.status, response.headers["x-request-id"]) == (500, "abc")
-        assert (await response.json())["error"]["type"] == "server_error"
+        assert (await response.json())["error"]["type"] == "internal_error"
     assert await front.metric('pagetide_gateway_requests_total{code="500",model_name="m"}') == 1
 
 
@@ -125,6 +126,17 @@ async def raw(port: int, *pieces: bytes) -> bytes:
     return answer
 
 
+ASKED = b'POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 14\r\n\r\n{"model": "m"}'
+
+
+async def asked(port: int, request: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, bytes]:
+    """A connection that stays open, and the status line of its answer."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(request)
+    async with asyncio.timeout(5):
+        return reader, writer, await reader.readline()
+
+
 @pytest.mark.parametrize(
     ("path", "pieces", "status"),
     [
@@ -135,7 +147,7 @@ async def raw(port: int, *pieces: bytes) -> bytes:
 async def test_the_rest_of_a_body_that_nobody_reads_keeps_no_connection(
     path, pieces, status, start_replicas, start_gateway, monkeypatch
 ):
-    monkeypatch.setattr(protocol, "HEAD_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(server, "LIMITS", dataclasses.replace(server.LIMITS, head_timeout_s=0.5))
     front = await start_gateway(*await start_replicas(1))
     head = b"POST " + path + b" HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999\r\n\r\n"
     assert (await raw(front.port, head, *pieces)).startswith(b"HTTP/1.1 " + status)
@@ -172,11 +184,58 @@ async def test_an_upgrade_to_something_else_is_answered_as_plain_http(start_gate
     front = await start_gateway()
     head = b"GET /livez HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
     key = b"sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
-    reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
-    writer.write(head + key)
-    async with asyncio.timeout(5):
-        assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
+    _, writer, status = await asked(front.port, head + key)
+    assert status.startswith(b"HTTP/1.1 200 ")
     writer.close()
+
+
+async def test_an_offer_of_another_protocol_costs_a_request_nothing(start_replicas, start_gateway):
+    """As Java's client makes it with its first request."""
+    (replica,) = await start_replicas(1)
+    front = await start_gateway(replica)
+    offer = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAEAAEAAAAIAAAAB\r\n"
+    _, writer, status = await asked(front.port, ASKED.replace(b"host: x\r\n", b"host: x\r\n" + offer))
+    assert (status, replica.bodies) == (b"HTTP/1.1 200 OK\r\n", [b'{"model": "m"}'])
+    assert not {"upgrade", "http2-settings"} & {name.lower() for name in replica.requests[0].headers}
+    writer.close()
+
+
+async def test_rubbish_behind_a_request_ends_its_stream_without_an_answer_in_its_middle(start_replicas, start_gateway):
+    (replica,) = await start_replicas(1)
+    replica.answer = stream_until(asyncio.Event())
+    front = await start_gateway(replica)
+    reader, writer, _ = await asked(front.port, ASKED)
+    data = await reader.readuntil(b"data: 1\n\n")
+    writer.write(b"\x00rubbish\r\n\r\n")
+    async with asyncio.timeout(5):
+        data += await reader.read()
+        await replica.cancelled.wait()
+    assert b"HTTP/1.1" not in data
+    writer.close()
+
+
+async def test_a_client_of_http_1_0_gets_a_stream_without_chunks(start_replicas, start_gateway):
+    """As nginx is one, unless it is told otherwise."""
+    (replica,) = await start_replicas(1)
+    may_end = asyncio.Event()
+    may_end.set()
+    replica.answer = stream_until(may_end)
+    front = await start_gateway(replica)
+    answer = await raw(front.port, ASKED.replace(b"HTTP/1.1", b"HTTP/1.0"))
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in head.lower()
+    assert body == b"data: 1\n\ndata: [DONE]\n\n"
+
+
+async def test_a_client_that_leaves_with_a_request_in_line_cancels_the_one_that_runs(start_replicas, start_gateway):
+    (replica,) = await start_replicas(1)
+    replica.answer = stream_until(asyncio.Event())
+    front = await start_gateway(replica)
+    reader, writer, _ = await asked(front.port, ASKED * 2)
+    await reader.readuntil(b"data: 1\n\n")
+    writer.close()
+    async with asyncio.timeout(5):
+        await replica.cancelled.wait()
 
 
 async def test_what_is_no_http_gets_an_error_object(start_gateway):
@@ -184,10 +243,11 @@ async def test_what_is_no_http_gets_an_error_object(start_gateway):
     answer = await raw(front.port, b"\x16\x03\x01 hello\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 400 ")
     assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["type"] == "invalid_request_error"
+    assert b"\r\nx-request-id: " in answer
 
 
 async def test_a_client_that_takes_nothing_is_let_go(start_replicas, start_gateway, monkeypatch):
-    monkeypatch.setattr(protocol, "WRITE_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(server, "LIMITS", dataclasses.replace(server.LIMITS, write_timeout_s=1.0))
     (replica,) = await start_replicas(1)
     piece = b"data: " + b"x" * 100_000 + b"\n\n"
 

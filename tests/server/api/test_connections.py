@@ -8,7 +8,7 @@ import socket
 
 import pytest
 
-from pagetide_server.api.connections import MAX_HEAD
+from pagetide_server.api.server import MAX_HEAD
 
 # Of fake_core.py.
 SLOW = 380
@@ -87,7 +87,7 @@ def test_a_head_without_end_is_refused(server):
         # Not a byte more: what is left unread would reset the connection, and the answer be lost with it.
         found.sendall(begun + b"a" * (MAX_HEAD + 1 - len(begun)))
         answer = read_all(found)
-    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert answer.startswith(b"HTTP/1.1 431 ")
     assert b"larger than %d bytes" % MAX_HEAD in answer
 
 

@@ -208,12 +208,21 @@ def test_a_form_that_cannot_be_compiled_is_refused_by_the_name_of_its_field(serv
 
 
 def test_a_failure_before_the_first_token_is_an_http_error_later_an_event(server):
-    error_of(server.post(COMPLETION, prompt=[FAIL]), 500, "out of luck")
+    error_of(server.post(COMPLETION, prompt=[FAIL]), 500, "the engine failed")
     text = server.post(COMPLETION, prompt=[FAIL], stream=True).text
     events = [e.removeprefix("data: ") for e in text.strip().split("\n\n")]
     assert events[-1] == "[DONE]"
-    assert "out of luck" in json.loads(events[-2])["error"]["message"]
+    assert "the engine failed" in json.loads(events[-2])["error"]["message"]
     assert all("error" not in json.loads(e) for e in events[:-2])
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_what_the_engine_raised_is_in_the_log_under_the_requests_id_and_not_in_the_answer(server, stream):
+    """It may tell of other requests, of paths, of the machine."""
+    answer = server.post(COMPLETION, prompt=[FAIL], stream=stream)
+    assert "out of luck" not in answer.text
+    lines = [line for line in server.log.read_text().splitlines() if answer.headers["x-request-id"] in line]
+    assert any("out of luck" in line for line in lines)
 
 
 def test_a_prompt_over_the_window_says_both_numbers(server):

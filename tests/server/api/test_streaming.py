@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from pagetide_server.api.short_way import ShortWay
+from pagetide_http.short_way import ShortWay
 from pagetide_server.api.streaming import WatchedResponse, send_events
 
 

@@ -11,12 +11,12 @@ from fake_client import Engine
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pagetide_http.short_way import ShortWay
 from pagetide_server.api import chat, completions
 from pagetide_server.api.answering import _Events
 from pagetide_server.api.generation import generating
 from pagetide_server.api.metrics import ServerMetrics
 from pagetide_server.api.protocol import ChatRequest, CompletionRequest
-from pagetide_server.api.short_way import ShortWay
 from pagetide_server.api.streaming import send_events
 from pagetide_server.api.token_writer import SAMPLE, around_text
 from pagetide_server.process.mailbox import Prompt

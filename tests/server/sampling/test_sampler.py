@@ -7,6 +7,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pagetide_kernels import dispatch
 from pagetide_server.engine.sampling.noise import BITS
 from pagetide_server.engine.sampling.sampled import NO_TOKEN
 from pagetide_server.engine.sampling.sampler import Sampler
@@ -16,6 +17,15 @@ VOCABULARY = 1000
 INF, NAN = math.inf, math.nan
 ALL = None
 MakeSequence = Callable[..., Sequence]
+
+
+@pytest.fixture(autouse=True, params=["cpp", "torch"])
+def kernels(request: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(dispatch.VARIABLE, request.param)
+    try:
+        dispatch.choose(torch.device("cpu"))
+    except dispatch.KernelChoiceError:
+        pytest.skip("no C++ compiler")
 
 
 @pytest.fixture
@@ -170,8 +180,9 @@ def test_rounding_of_logits_leaves_seeded_tokens_alone(make: MakeSequence, chang
 def test_impossible_tokens_never_come_at_the_ends_of_the_range(
     sampler: Sampler, make: MakeSequence, monkeypatch: pytest.MonkeyPatch, bits: int, params: dict[str, Any]
 ) -> None:
-    same = torch.full((VOCABULARY,), bits, dtype=torch.int32)
-    monkeypatch.setattr(sampler._drawer._noise, "bits", lambda sequence: same)
+    tables = [torch.full((VOCABULARY,), number, dtype=torch.int32) for number in (bits, 0)]
+    monkeypatch.setattr(sampler._noise, "tables", tables)
+    monkeypatch.setattr(sampler._noise, "starts", lambda sequence: (0, 0))
     logits = torch.full((1, VOCABULARY), -INF)
     logits[0, 400:403] = torch.tensor([1.0, 1.0, 0.5])
     assert sampler.sample(logits, [make(**params)]).token_ids[0] in (400, 401, 402)
@@ -202,6 +213,16 @@ def test_a_row_gets_the_same_whatever_shares_its_batch(sampler: Sampler, make: M
 
 def drawn(sampler: Sampler, rows: list[Sequence]) -> list[int]:
     return sampler.sample(random_logits(1).expand(len(rows), -1), rows).token_ids
+
+
+@pytest.mark.parametrize("spread", [0.3, 3.0], ids=["flat", "peaked"])
+def test_all_ways_draw_the_same(make: MakeSequence, monkeypatch: pytest.MonkeyPatch, spread: float) -> None:
+    rows = [make([1, 2, 3], [5] * position, **params) for params in MIXED for position in range(8)]
+    logits, found = random_logits(len(rows), spread=spread), []
+    for name in ("auto", "torch"):
+        monkeypatch.setenv(dispatch.VARIABLE, name)
+        found.append(Sampler(VOCABULARY, "cpu", seed=0).sample(logits.clone(), rows))
+    assert found[0] == found[1]
 
 
 def test_seeds(make: MakeSequence) -> None:

@@ -13,7 +13,7 @@ from ...wire.messages import TokenLogprobs
 from ..faults import RequestFault
 from ..sequence import Sequence
 from .distribution import Draw, Drawer, is_greedy
-from .kernel import KernelDrawer
+from .kernel import KernelDrawer, sample_rows
 from .launched import Choosing, Chosen
 from .lazy import LazyLogits
 from .likeliest import likeliest
@@ -47,7 +47,8 @@ class Sampler:
         self._eos_token_ids = eos_token_ids
         self._device = torch.device(device)
         self._noise = Noise(vocab_size, self._device, seed)
-        self._kernel = KernelDrawer(self._noise) if choose(self._device).name == "triton" else None
+        self._ops = choose(self._device).name
+        self._kernel = KernelDrawer(self._noise) if self._ops == "triton" else None
         self._drawer = self._kernel or Drawer(vocab_size, self._device, self._noise)
 
     def warm_up(self) -> None:
@@ -94,22 +95,24 @@ class Sampler:
         logits = logits.contiguous()
         raw = _RawRows(logits, sequences)
         faults = self._change(logits, sequences)
-        best = likeliest(logits)
-        tops = logits.gather(-1, best.unsqueeze(1)).squeeze(1).tolist()
-        tokens = best.tolist()
+        tokens, tops = self._choose(logits, sequences)
         broken = [row for row, top in enumerate(tops) if not math.isfinite(top)]
         errors: dict[int, object] = {row: _reason(tops[row], sequences[row]) for row in broken}
         errors |= faults
-        draws = [
-            Draw(row, tops[row], sequence)
-            for row, sequence in enumerate(sequences)
-            if row not in errors and not is_greedy(sequence.params)
-        ]
-        if draws:
-            for row, token in self._drawer.draw(logits, draws).items():
-                tokens[row] = token
         logprobs = raw.logprobs(tokens, errors)
         return Sampled([NO_TOKEN if row in errors else t for row, t in enumerate(tokens)], logprobs, errors)
+
+    def _choose(self, logits: torch.Tensor, sequences: list[Sequence]) -> tuple[list[int], list[float]]:
+        """A token for each row, which means nothing where the largest logit is not finite, and that logit."""
+        drawn = [row for row, s in enumerate(sequences) if not is_greedy(s.params)]
+        if drawn and self._ops == "cpp":
+            return sample_rows(logits, sequences, self._noise)
+        best = likeliest(logits)
+        tops, tokens = logits.gather(-1, best.unsqueeze(1)).squeeze(1).tolist(), best.tolist()
+        draws = [Draw(row, tops[row], sequences[row]) for row in drawn if math.isfinite(tops[row])]
+        for row, token in self._drawer.draw(logits, draws).items() if draws else ():
+            tokens[row] = token
+        return tokens, tops
 
     def _sample_lazy(self, logits: LazyLogits, sequences: list[Sequence]) -> Sampled:
         """`sample`, where rows that want nothing but their most probable token do without their logits."""

@@ -5,17 +5,21 @@ uvicorn would cut it into chunks, whose marks these clients take for a part of i
 
 from __future__ import annotations
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
+Application = Callable[..., Awaitable[None]]
 
-def until_close(app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:
+
+def until_close(app: Application, cycle: RequestResponseCycle) -> Application:
     """The application for the one request of `cycle`."""
 
-    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+    async def answer(scope: Any, receive: Any, send: Callable[..., Awaitable[None]]) -> None:
         has_length = False
 
-        async def send_bare(message: Message) -> None:
+        async def send_bare(message: MutableMapping[str, Any]) -> None:
             nonlocal has_length
             if message["type"] == "http.response.start":
                 has_length = any(name.lower() == b"content-length" for name, _ in message.get("headers", []))
