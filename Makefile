@@ -1,4 +1,4 @@
-# Two commands for a first look: `make demo` and `make serve`. They write into .venv, .pagetide and ~/.cache/pagetide.
+# To try Pagetide: `make demo` and `make serve`. They write to .venv, .pagetide and ~/.cache/pagetide.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -7,13 +7,13 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 .PHONY: help demo serve install test lint fmt generate clean
 
 help:
-	@echo "make demo      a real model answers, from one file to streamed tokens; then it ends"
+	@echo "make demo      a real model answers, from one file to streamed tokens; then it exits"
 	@echo "make serve     the same, and it stays up until Ctrl-C"
-	@echo "make install   .venv with everything that development needs"
+	@echo "make install   .venv with everything for development"
 	@echo "make test      all tests that need no GPU and no cluster"
 	@echo "make lint      ruff, mypy, import-linter"
 	@echo "make fmt       format the code"
-	@echo "make generate  write anew what is generated from the code (the CRD and its copies, tables, dashboards)"
+	@echo "make generate  regenerate the CRD, docs tables and dashboards"
 	@echo "make clean     remove .venv and caches; the models in .pagetide stay"
 
 demo: $(VENV)/.demo
@@ -35,7 +35,7 @@ $(VENV)/.dev: pyproject.toml | $(BIN)/python
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	  { echo "Pagetide needs Python 3.11 or newer; name one with: make PYTHON=/path/to/python3" >&2; exit 1; }
+	  { echo "Pagetide needs Python 3.11 or newer; choose one with: make PYTHON=/path/to/python3" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
 test: $(VENV)/.dev

@@ -38,7 +38,7 @@ def best_seconds(work: Callable[[], object]) -> float:
 
 
 def bandwidth() -> float:
-    """Bytes a second that all threads read."""
+    """Bytes per second that all threads read."""
     values = torch.ones(READ_BYTES // 4)
     return values.nbytes / best_seconds(values.sum)
 

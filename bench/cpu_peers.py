@@ -1,6 +1,6 @@
 """Pagetide beside other engines on this CPU: `PEERS=~/peers python bench/cpu_peers.py MODEL`.
 
-MODEL is a plain model folder. Those who are installed below $PEERS (or --peers) take part; docs/performance.md tells
+MODEL is a plain model folder. Those who are installed below $PEERS (or --peers) take part; docs/performance.md says
 how to install them. Contenders run in turn, round after round, each run in a fresh process with the same number of
 threads. The first contender is compared with each of the others, over runs of the same round. --json keeps the
 figures, and `--from FILE ...` prints the table of what was kept, so that a long comparison may be run in parts.

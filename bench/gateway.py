@@ -1,4 +1,4 @@
-"""What the gateway costs on one core: short requests and streamed chunks a second, and delay added to a first token.
+"""What the gateway costs on one core: short requests and streamed chunks per second, and delay added to a first token.
 
     python bench/gateway.py [--seconds 5] [--replicas 4] [--json FILE]
 
@@ -124,7 +124,7 @@ paced = functools.cache(Pace)
 
 
 def serve_replicas(count: int, ports: Any) -> None:
-    """A process of fake replicas; tells their ports and runs until killed."""
+    """A process of fake replicas; prints their ports and runs until killed."""
 
     async def run() -> None:
         loop = asyncio.get_running_loop()

@@ -1,8 +1,8 @@
-"""Output tokens a second of a random model of the shape of Qwen3-0.6B: `python bench/gpu_throughput.py [requests]`.
+"""Output tokens per second of a random model of the shape of Qwen3-0.6B: `python bench/gpu_throughput.py [requests]`.
 
 256 requests by default, prompts and answers uniformly 100 to 1024 tokens long, all at once. Public figures for this
-workload on an A800: nano-vllm 10,009 and vLLM 0.10.2 8,588 tokens a second. Nothing is downloaded. `--small` takes a
-model that a CPU can run, to try the script itself; `--enforce-eager` shows what recorded decode steps are worth.
+workload on an A800: nano-vllm 10,009 and vLLM 0.10.2 8,588 tokens per second. Nothing is downloaded. `--small` takes a
+model that a CPU can run, to try the script itself; `--enforce-eager` shows what captured decode steps are worth.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ TINY = [Attention(3, 40, 1, 4, 2, 16), Attention(1, 1100, 1, 2, 1, 16), Attentio
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where it runs, in what type, how time is taken (milliseconds), and this place's bytes and operations a second."""
+    """Where it runs, in what type, how time is taken (milliseconds), and its bytes and operations per second."""
 
     device: str
     dtype: torch.dtype
@@ -172,7 +172,7 @@ def layers(place: Place, rows: int, size: int) -> None:
 
 
 def others(place: Place, rows: int, vocabulary: int, count: int) -> None:
-    """Drawing, beside sorting, which is what cutting at top-p takes without it; and copies of blocks of all layers."""
+    """Sampling, beside sorting, which is what cutting at top-p takes without it; and copies of blocks of all layers."""
     from pagetide_kernels.gpu.move_blocks import move_blocks
     from pagetide_kernels.gpu.sample import sample
 

@@ -1,7 +1,7 @@
 """What fewer bits cost: `python bench/perplexity.py MODEL [TEXT] [--dtypes float32,float16,bfloat16] [--window 512]`.
 
 Perplexity of a fixed text (bench/data, public domain) under each type of weights, each piece of `window` tokens on its
-own; how far the logits are from float32's, and how often the likeliest token is another.
+own; how far the logits are from float32's, and how often the most probable token is another.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     python bench/scheduler.py [--steps 300]
 
 Prints, for growing N, milliseconds a step and microseconds a sequence: the latter stay level when growth is linear.
-Then what requests that start together and share a beginning cost: tokens computed, steps, and time of planning them.
+Then what requests that start together and share a prefix cost: tokens computed, steps, and time of planning them.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
     python bench/tuning.py MODEL [--only NAME] [--rounds 3] [-- FLAGS OF BOTH SERVERS]
 
-Both servers are up all the time, and `pagetide bench` loads them in turn with the same prompts, the one and the other
-first in turn, so that what else the machine does meets both alike. Printed are medians over the rounds, and the median
-of their ratios with the least and the largest one; only the ratios say something about another machine, and nothing
-where their range has 1 in it.
+Both servers are up all the time, and `pagetide bench` loads them alternately with the same prompts, in alternating
+order, so that other load on the machine affects both alike. Printed are medians over the rounds, and the median
+of their ratios with the smallest and the largest one; only the ratios apply to another machine, and nothing
+does where their range contains 1.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Pair:
 SHORT_MEMORY = "--max-num-seqs=8 --max-model-len=512"
 PAIRS = (
     Pair(
-        "places in the batch", ("--max-num-seqs=2", "--max-num-seqs=8"),
+        "batch slots", ("--max-num-seqs=2", "--max-num-seqs=8"),
         "--requests=16 --concurrency=8 --input-tokens=32 --output-tokens=24",
         ("output_tokens_per_s", "ttft.p50", "inter_token.p50"),
     ),
@@ -64,7 +64,7 @@ PAIRS = (
         ("output_tokens_per_s", "ttft.p90", "e2e.p90"), SHORT_MEMORY,
     ),
     Pair(
-        "host memory to swap to", ("--swap-space-gib=0", "--swap-space-gib=1 --preemption-mode=swap"),
+        "swap space", ("--swap-space-gib=0", "--swap-space-gib=1 --preemption-mode=swap"),
         "--requests=4 --concurrency=4 --input-tokens=256 --output-tokens=64",
         ("output_tokens_per_s", "e2e.p90"), f"{SHORT_MEMORY} --kv-cache-memory-gib=0.04",
     ),
@@ -74,7 +74,7 @@ PAIRS = (
         ("ttft.p50", "requests_per_s"),
     ),
     Pair(
-        "window", ("--max-model-len=512", "--max-model-len=2048"),
+        "context length", ("--max-model-len=512", "--max-model-len=2048"),
         "--requests=32 --concurrency=8 --input-tokens=64 --output-tokens=32", ("output_tokens_per_s", "ttft.p50"),
     ),
 )  # fmt: skip
@@ -123,7 +123,7 @@ def round_of(load: str, addresses: Sequence[str], seed: int, folder: Path) -> li
 
 
 def preempted(address: str) -> float:
-    """How often a sequence gave way so far."""
+    """How often a sequence was preempted so far."""
     with urllib.request.urlopen(f"{address}/metrics", timeout=10) as reply:
         rows = re.findall(r"^pagetide_preemptions_total\S* (\S+)$", reply.read().decode(), re.MULTILINE)
     return sum(map(float, rows))

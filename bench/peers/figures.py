@@ -30,7 +30,7 @@ class Run:
 
     @property
     def tokens_per_second(self) -> float:
-        """Output tokens a second."""
+        """Output tokens per second."""
         return self.tokens / self.seconds
 
     @property

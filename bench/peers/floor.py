@@ -45,12 +45,12 @@ def _seen(start: int, end: int, window: int | None) -> float:
 
 
 def throughput(shape: Shape, requests: Sequence[Request], flops: float) -> float:
-    """Output tokens a second if every operation ran at the speed of a matrix product."""
+    """Output tokens per second if every operation ran at the speed of a matrix product."""
     return sum(r.max_tokens for r in requests) / (sum(map(shape.operations, requests)) / flops)
 
 
 def one_stream(shape: Shape, bytes_a_weight: float, bandwidth: float) -> float:
-    """Output tokens a second if a token cost nothing but reading all weights once."""
+    """Output tokens per second if a token cost nothing but reading all weights once."""
     return bandwidth / (bytes_a_weight * (shape.body + shape.head))
 
 

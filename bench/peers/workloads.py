@@ -37,7 +37,7 @@ WORKLOADS = {
 
 
 def requests_of(name: str) -> list[Request]:
-    """The requests of a workload: the same on every machine, and no common beginnings but those that it is about."""
+    """The requests of a workload: the same on every machine, and no common prefixes but those that it is about."""
     chance, shape = random.Random(f"pagetide {name}"), WORKLOADS[name]
 
     def ids(count: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""`python -m pagetide_dashboards`: write everything anew; `make generate` calls it."""
+"""`python -m pagetide_dashboards`: regenerate everything; `make generate` calls it."""
 
 from .files import write
 

@@ -11,7 +11,7 @@ WORK = Row(
         Panel(
             "Leader",
             "none",
-            "Operators that act: 1. 0: none does, see the runbook. More for longer than a scrape: clocks or the "
+            "Leaders: 1. 0: no operator acts, see the runbook. More for longer than a scrape: clocks or the "
             "Lease are wrong.",
             [Query("sum(@operator_leader)")],
             kind="stat",
@@ -28,13 +28,13 @@ WORK = Row(
             height=7,
         ),
         Panel(
-            "Looks at services a second",
+            "Reconciles per second",
             "ops",
-            "ok and failed. Many at rest: something changes a child again and again; its field managers say who.",
+            "ok and failed. Many at rest: something keeps changing a child; see its field managers.",
             [Query(rate("@operator_reconciles_total", "outcome"), "{{outcome}}")],
         ),
         Panel(
-            "Failed looks",
+            "Failed reconciles",
             "percentunit",
             "Above zero: the API server refuses or does not answer; the operator's log has the request.",
             [
@@ -42,34 +42,34 @@ WORK = Row(
                     'sum(rate(@operator_reconciles_total{outcome="error"}[$__rate_interval])) '
                     "/ (sum(rate(@operator_reconciles_total[$__rate_interval])) > 0)",
                     "failed",
-                    "while no service is looked at",
+                    "while no service is reconciled",
                 )
             ],
             warn=0.01,
             alarm=0.1,
         ),
         Panel(
-            "Duration of a look",
+            "Duration of a reconcile",
             "s",
             "High: the API server is slow, or refuses bursts of requests.",
             [
-                Query(quantile(share, "@operator_reconcile_seconds", "job"), name, "while no service is looked at")
+                Query(quantile(share, "@operator_reconcile_seconds", "job"), name, "while no service is reconciled")
                 for share, name in ((0.5, "p50"), (0.99, "p99"))
             ],
             warn=1,
             alarm=10,
         ),
         Panel(
-            "Services that wait for a look",
+            "Services that wait to be reconciled",
             "none",
-            "Growing: looks take too long; see their duration.",
+            "Growing: reconciles take too long; see their duration.",
             [Query("max by (namespace, pod) (@operator_queue_length)", REPLICA)],
             warn=50,
         ),
         Panel(
             "Services not ready",
             "none",
-            "By the reason of their condition Ready; docs/operator.md tells what each means.",
+            "By the reason of their condition Ready; docs/troubleshooting.md explains each.",
             [
                 Query(
                     'count by (reason) (max by (namespace, service, reason) '
@@ -97,7 +97,7 @@ SIGHT = Row(
         Panel(
             "Corrections by relists",
             "none",
-            "Services about which the watches had not told all, in ten minutes. Repeated: watches miss events.",
+            "Services with changes that the watches had not reported, in ten minutes. Repeated: watches miss events.",
             [Query("sum by (kind) (increase(@operator_relist_corrections_total[10m]))", "{{kind}}")],
             width=12,
             warn=1,

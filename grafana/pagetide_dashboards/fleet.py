@@ -1,22 +1,22 @@
-"""*Fleet*: all services side by side; where to look first."""
+"""*Fleet*: all services side by side; the first to open."""
 
 from __future__ import annotations
 
 from .model import Dashboard, Panel, Query, Row, Variable
 from .queries import NAMED, PLACE, SERVICE, WHO, quantile, rate, ratio
 
-# Of a service that sleeps at zero only the operator tells; where there is none, the servers do.
+# Of a service at zero replicas only the operator has series; where there is none, the servers have.
 _TELL = ("requests_running", "operator_service_replicas")
 NAMESPACE = Variable("namespace", "namespace", _TELL)
 NAME = Variable("service", "service", _TELL, PLACE)
 
-# Of several operators each tells what it sees; they see the same.
+# Each of several operators exports what it sees; they see the same.
 REPLICAS = 'max by (namespace, service) (@operator_service_replicas{state="%s"})'
-# A look every 15 s: 240 of them are an hour.
+# A sample every 15 s: 240 of them are an hour.
 REPLICA_HOURS = f"sum by ({WHO}) (sum_over_time(count by ({WHO}) (@kv_capacity_tokens)[$__range:15s])) / 240"
 ERRORS = ratio('@requests_total{finish_reason="error"}', "@requests_total")
 HITS = ratio("@prefix_cache_hit_tokens_total", "@prefix_cache_query_tokens_total")
-NO_REQUESTS = "while no request ends within the window"
+NO_REQUESTS = "while no request finishes within the window"
 NO_LOOKUPS = "while no prompt comes in"
 NO_OPERATOR = "where no operator runs"
 
@@ -42,7 +42,7 @@ OVERVIEW = Row(
             height=4,
         ),
         Panel(
-            "Generated tokens a second",
+            "Generated tokens per second",
             "short",
             "Tokens sent to clients by all services.",
             [Query("sum(rate(@generation_tokens_total[$__rate_interval]))")],
@@ -53,7 +53,7 @@ OVERVIEW = Row(
         Panel(
             "Requests waiting",
             "none",
-            "Requests that have no place in a batch yet. Lasting: open Service; more replicas, or a larger batch.",
+            "Requests that have no batch slot yet. Lasting: open Service; more replicas, or a larger batch.",
             [Query("sum(@requests_waiting)")],
             kind="stat",
             width=3,
@@ -75,7 +75,7 @@ OVERVIEW = Row(
         Panel(
             "Failed requests",
             "percentunit",
-            "Requests that ended by a fault of the server. Above zero: the servers' logs name each by its request id.",
+            "Requests that failed by a fault of the server. Above zero: the servers' logs name each by its request id.",
             [Query(f"max({ERRORS})", optional=NO_REQUESTS)],
             kind="stat",
             width=4,
@@ -87,7 +87,7 @@ OVERVIEW = Row(
             "Replica-hours",
             "none",
             "What this time range cost, to be multiplied by the price of a replica; each counts from when its model is "
-            "loaded. By service in the table below. High at low load: lower minReplicas, or let services sleep "
+            "loaded. By service in the table below. High at low load: lower minReplicas, or scale to zero "
             "(minReplicas: 0, idleSeconds).",
             [Query(f"sum({REPLICA_HOURS})")],
             kind="stat",
@@ -103,8 +103,8 @@ SERVICES = Row(
         Panel(
             "Services",
             "none",
-            "One row a service: replicas, load and health now, and what it cost in this time range. Sort by a column "
-            "to find the one that suffers; its name leads to Service.",
+            "One row per service: replicas, load and health now, and what it cost in this time range. Sort by a column "
+            "to find the one with problems; its name links to Service.",
             [
                 Query(REPLICAS % "desired", "desired", NO_OPERATOR),
                 Query(REPLICAS % "ready", "ready", NO_OPERATOR),
@@ -139,9 +139,9 @@ LOAD = Row(
             alarm=2,
         ),
         Panel(
-            "Tokens a second",
+            "Tokens per second",
             "short",
-            "Prompt tokens computed or found cached, and tokens generated. Flat while requests wait: they are full.",
+            "Prompt tokens computed or cached, and tokens generated. Flat while requests wait: replicas are full.",
             [
                 Query(rate("@generation_tokens_total"), f"{NAMED} generated"),
                 Query(rate("@prompt_tokens_total"), f"{NAMED} prompt"),
@@ -150,15 +150,15 @@ LOAD = Row(
         Panel(
             "Prefix cache hit ratio",
             "percentunit",
-            "Looked-up prompt tokens that were cached. Falls while KV memory is full: cached beginnings are evicted; "
-            "give more memory (gpuMemoryUtilization) or replicas. Always low: prompts share no beginning.",
+            "Looked-up prompt tokens that were cached. Falls while KV memory is full: cached prefixes are evicted; "
+            "give more memory (gpuMemoryUtilization) or replicas. Always low: prompts share no prefix.",
             [Query(HITS, NAMED, optional=NO_LOOKUPS)],
             maximum=1,
         ),
         Panel(
             "Failed requests",
             "percentunit",
-            "Share of requests that ended by a fault of the server. Above zero: the servers' logs name each.",
+            "Share of requests that failed by a fault of the server. Above zero: the servers' logs name each.",
             [Query(ERRORS, NAMED, optional=NO_REQUESTS)],
             warn=0.001,
             alarm=0.01,
@@ -173,9 +173,9 @@ LOAD = Row(
             ],
         ),
         Panel(
-            "Requests ended a second",
+            "Requests finished per second",
             "reqps",
-            "However they ended. Falls while requests wait: a replica is gone, or answers have become longer.",
+            "With any finish reason. Falls while requests wait: a replica is gone, or answers have become longer.",
             [Query(rate("@requests_total"), NAMED)],
         ),
     ],

@@ -19,10 +19,10 @@ CLIENTS = Row(
     "Clients",
     [
         Panel(
-            "Requests a second, by status",
+            "Requests per second, by status",
             "reqps",
-            "499: the client left first. 429: a limit of its key, or a full queue. 503: no replica, or too many wait "
-            "for one. 502: a replica broke off.",
+            "499: the client disconnected first. 429: a limit of its key, or a full queue. 503: no replica, or too "
+            "many wait for one. 502: a replica closed the connection.",
             [Query(rate("@gateway_requests_total", "code"), "{{code}}")],
             stack=True,
         ),
@@ -55,20 +55,20 @@ CLIENTS = Row(
         Panel(
             "Held requests",
             "none",
-            "Requests that wait for a replica to wake. Growing: replicas do not come; see Operator.",
+            "Requests held until a replica is ready. Growing: no replica becomes ready; see Operator.",
             [Query(f"sum by ({SERVED}) (@gateway_requests_held)", NAMED)],
             warn=10,
         ),
         Panel(
-            "How holding ended",
+            "Held requests by outcome",
             "reqps",
-            "released: a replica came. Anything else: the client got a 503; let a replica stay (minReplicas: 1).",
+            "released: a replica became ready. Anything else: the client got a 503; keep a replica (minReplicas: 1).",
             [Query(rate("@gateway_held_total", "outcome"), "{{outcome}}")],
         ),
         Panel(
             "Refused for a limit of the key",
             "reqps",
-            "Clients above what their key may do, whatever model they ask for: raise the key's maxConcurrent or "
+            "Clients above the limits of their key, for all models: raise the key's maxConcurrent or "
             "requestsPerMinute, or talk to its owner.",
             [Query(rate("@gateway_limited_total", "limit"), "{{limit}}", scope=PLACE)],
         ),
@@ -79,10 +79,10 @@ ROUTING = Row(
     "Routing",
     [
         Panel(
-            "Routing reasons a second",
+            "Routing reasons per second",
             "reqps",
-            "prefix: a replica has the prompt's beginning. session: that of its x-session-id. load: the least busy "
-            "one. hash: an unknown beginning. only: there is no other. Few by prefix though prompts share beginnings: "
+            "prefix: a replica has the prompt's prefix cached. session: that of its x-session-id. load: the least busy "
+            "one. hash: an unknown prefix. only: there is no other. Few by prefix though prompts share prefixes: "
             "caches are too small for them (gpuMemoryUtilization).",
             [Query(rate("@gateway_routed_total", "reason"), "{{reason}}")],
             stack=True,
@@ -90,7 +90,7 @@ ROUTING = Row(
         Panel(
             "Requests at each replica",
             "none",
-            "In flight now, through all gateways. Uneven: long requests, or a beginning that many share.",
+            "In flight now, through all gateways. Uneven: long requests, or a prefix that many share.",
             [Query(f"sum by ({SERVED}, replica) (@gateway_replica_requests_in_flight)", f"{NAMED} {{{{replica}}}}")],
             stack=True,
         ),
@@ -117,11 +117,11 @@ TROUBLE = Row(
         Panel(
             "Replicas by state",
             "none",
-            "As gateways see them. ejected: set aside after failures. unready for long: its pod's log says why.",
+            "As gateways see them. ejected: after failures. unready for long: its pod's log says why.",
             [Query(f"max by ({SERVED}, state) (@gateway_replicas)", f"{NAMED} {{{{state}}}}")],
         ),
         Panel(
-            "Retries and broken streams a second",
+            "Retries and broken streams per second",
             "reqps",
             "Clients do not see retries, but broken streams. Either: a replica restarts, or its network fails.",
             [
@@ -131,12 +131,12 @@ TROUBLE = Row(
             warn=0.1,
         ),
         Panel(
-            "Clients that left, and replicas set aside",
+            "Client disconnects and ejected replicas",
             "ops",
-            "Clients that leave before the end: answers come too late for them, see the time to the first byte.",
+            "Clients that disconnect before the end: answers come too late for them, see the time to the first byte.",
             [
-                Query(rate("@gateway_client_disconnects_total", SERVED), f"{NAMED} clients left"),
-                Query(rate("@gateway_ejections_total", SERVED), f"{NAMED} replicas set aside"),
+                Query(rate("@gateway_client_disconnects_total", SERVED), f"{NAMED} client disconnects"),
+                Query(rate("@gateway_ejections_total", SERVED), f"{NAMED} ejected replicas"),
             ],
         ),
     ],

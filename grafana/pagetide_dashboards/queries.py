@@ -1,5 +1,5 @@
 """PromQL with our short metric names: `@requests_total{finish_reason="abort"}` becomes the full name with the scope's
-matchers. A name or label that the contract does not have is an error, so that no panel can ask for what nobody tells.
+matchers. A name or label that the contract does not have is an error, so that no panel can query what is not exported.
 """
 
 from __future__ import annotations
@@ -8,13 +8,13 @@ import re
 
 from pagetide_spec.metrics import DCGM_METRICS, GATEWAY_METRICS, OPERATOR_METRICS, SERVER_METRICS, Metric
 
-# Matchers that narrow a query to what the dashboard's variables name; a rule looks at everything.
+# Matchers that narrow a query to what the dashboard's variables name; a rule covers everything.
 SERVICE = 'namespace=~"$namespace",service=~"$service"'
 MODEL = 'namespace=~"$namespace",model_name=~"$model"'
 PLACE = 'namespace=~"$namespace"'
 EVERYTHING = ""
 
-# What Prometheus adds to every series of a target, through ServiceMonitors or as docs/observability.md tells.
+# What Prometheus adds to every series of a target, through ServiceMonitors or as docs/observability.md describes.
 TARGET_LABELS = frozenset(("namespace", "service", "pod", "instance", "job"))
 
 METRICS: dict[str, Metric] = SERVER_METRICS | GATEWAY_METRICS | OPERATOR_METRICS

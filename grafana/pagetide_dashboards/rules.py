@@ -1,6 +1,6 @@
-"""Recording and alert rules. Every alert names its section in docs/runbook.md; the section names the parameter to turn.
+"""Recording and alert rules. Every alert names its section in docs/runbook.md, which names the parameter to change.
 
-The windows are those of a service that answers in seconds; whoever wants others edits the rules file that is made here.
+The windows are those of a service that answers in seconds; for others, edit the rules file that is generated here.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from .queries import EVERYTHING, SERVED, WHO, expand, quantile, rate
 LATE_SECONDS = 0.5
 # The share of requests that may be late.
 BUDGET = 0.05
-# Requests a second from which on a share of them says something.
+# Requests per second from which on a share of them is significant.
 FEW = 0.02
 
 
@@ -110,29 +110,29 @@ ALERTS = (
         "avg_over_time(@kv_cache_utilization_ratio[5m]) > 0.8 and on (namespace, pod, instance, model_name) "
         "sum by (namespace, pod, instance, model_name) (rate(@preemptions_total[5m])) > 0.05",
         "5m", "warning",
-        "{{ $labels.namespace }}/{{ $labels.pod }} has too little KV memory for what it runs: sequences have to give "
-        "way.",
+        "{{ $labels.namespace }}/{{ $labels.pod }} has too little KV memory for what it runs: sequences are "
+        "preempted.",
     ),
     Alert(
         "PagetideBlockAllocationsFail",
         f"{rate('@kv_block_allocation_failures_total', window='5m')} > 0.01 * "
         f"{rate('@kv_block_allocations_total', window='5m')}",
         "10m", "warning",
-        "{{ $labels.namespace }}/{{ $labels.service }}: over 1 % of the wanted KV blocks cannot be had.",
+        "{{ $labels.namespace }}/{{ $labels.service }}: over 1 % of KV block allocations fail.",
     ),
     Alert(
         "PagetideHitRateCollapsed",
         "pagetide:prefix_cache_hits:ratio10m < 0.5 * (pagetide:prefix_cache_hits:ratio6h > 0.1) "
         f"and {rate('@prefix_cache_query_tokens_total', window='10m')} > 10",
         "10m", "warning",
-        "{{ $labels.namespace }}/{{ $labels.service }}: the prefix cache answers less than half of what it did.",
+        "{{ $labels.namespace }}/{{ $labels.service }}: the hit ratio of the prefix cache fell by more than half.",
     ),
     Alert(
         "PagetideEngineStuck",
         "rate(@engine_steps_total[2m]) == 0 and on (namespace, pod, instance, model_name) "
         "(@requests_running + @requests_waiting + @requests_swapped) > 0",
         "2m", "critical",
-        "{{ $labels.namespace }}/{{ $labels.pod }} has work and makes no step.",
+        "{{ $labels.namespace }}/{{ $labels.pod }} has work and completes no step.",
     ),
     Alert(
         "PagetideServerSilent", f"({TOLD_BEFORE}) or ({READY_UNHEARD})", "5m", "warning",
@@ -144,7 +144,7 @@ ALERTS = (
         f"OOMKilled\"}}) == 0 or max by ({WHO}, reason) "
         "(label_replace(resets(@engine_steps_total[30m]), \"reason\", \"restarts\", \"\", \"\")) > 2",
         "1m", "critical",
-        "Servers of {{ $labels.namespace }}/{{ $labels.service }} end again and again ({{ $labels.reason }}).",
+        "Servers of {{ $labels.namespace }}/{{ $labels.service }} exit repeatedly ({{ $labels.reason }}).",
     ),
     Alert(
         "PagetideScalingLimitedAtMax",
@@ -157,8 +157,8 @@ ALERTS = (
         "PagetideScalingBlind",
         f"max by ({WHO}) (@operator_service_condition{{condition=\"ScalingActive\",reason=\"NoMetrics\"}}) == 0",
         "5m", "warning",
-        "No ready replica of {{ $labels.namespace }}/{{ $labels.service }} tells its metrics; nothing is scaled.",
-        "where all replicas tell their metrics",
+        "No ready replica of {{ $labels.namespace }}/{{ $labels.service }} can be scraped; nothing is scaled.",
+        "where all replicas can be scraped",
     ),
     Alert(
         "PagetideNoLeader", "(sum(@operator_leader) or vector(0)) == 0", "1m", "critical",
@@ -169,7 +169,7 @@ ALERTS = (
         "sum(rate(@operator_reconciles_total{outcome=\"error\"}[10m])) > 0.1 * "
         "sum(rate(@operator_reconciles_total[10m]))",
         "10m", "warning",
-        "Over a tenth of the operator's looks at services fail.",
+        "Over a tenth of the operator's reconciles fail.",
     ),
     Alert(
         "PagetideGatewayErrors", f"pagetide:gateway_errors:ratio5m > 0.01 and {ANSWERED} > {FEW}", "5m",
@@ -187,7 +187,7 @@ ALERTS = (
         "PagetideRequestsFail",
         f"{rate(BROKEN, window='5m')} > 0.01 * {rate('@requests_total', window='5m')}",
         "5m", "critical",
-        "Over 1 % of the requests of {{ $labels.namespace }}/{{ $labels.service }} end by a fault of the server.",
+        "Over 1 % of the requests of {{ $labels.namespace }}/{{ $labels.service }} fail by a fault of the server.",
     ),
 )  # fmt: skip
 

@@ -6,7 +6,7 @@ from .fleet import NO_LOOKUPS, REPLICAS
 from .model import Dashboard, Panel, Query, Row, Variable
 from .queries import EVERYTHING, NAMED, PLACE, SERVICE, WHO, quantile, rate
 
-# The operator tells of every service, also of one that sleeps at zero and has no server to ask.
+# The operator has series of every service, also of one at zero replicas, which has no server to scrape.
 NAMESPACE = Variable("namespace", "namespace", ("operator_service_replicas",))
 NAME = Variable("service", "service", ("operator_service_replicas",), PLACE)
 NOT_SCALED = "where no service has spec.autoscaling"
@@ -27,8 +27,9 @@ DECISIONS = Row(
         Panel(
             "What each signal asks for",
             "none",
-            "The greatest wins. batch: places are taken (maxNumSeqs). queue: requests wait (targets.queueTimeSeconds). "
-            "memory: KV tokens (gpuMemoryUtilization, maxModelLen). prompt: prompts that no cache answers.",
+            "The largest wins. batch: batch slots are taken (maxNumSeqs). queue: requests wait "
+            "(targets.queueTimeSeconds). memory: KV tokens (gpuMemoryUtilization, maxModelLen). prompt: uncached "
+            "prompt tokens.",
             [Query(f"max by ({WHO}, signal) (@operator_asked_replicas)", f"{NAMED} {{{{signal}}}}", NOT_SCALED)],
             width=12,
             height=8,
@@ -36,7 +37,7 @@ DECISIONS = Row(
         Panel(
             "Changes by direction and winner",
             "none",
-            "Changes of the number of replicas in ten minutes. Up and down in turn: lengthen "
+            "Changes of the number of replicas in ten minutes. Alternating up and down: raise "
             "behavior.scaleDown.stabilizationWindowSeconds.",
             [
                 Query(
@@ -51,7 +52,7 @@ DECISIONS = Row(
             "What limits scaling",
             "none",
             "1 while the condition ScalingLimited holds, by its reason. MaxReplicas: raise autoscaling.maxReplicas. "
-            "CacheGuard, StabilizationWindow: a shrink waits, on purpose. ScalingPolicy: behavior allows no more.",
+            "CacheGuard, StabilizationWindow: scaling down waits, on purpose. ScalingPolicy: behavior allows no more.",
             [
                 Query(
                     f'max by ({WHO}, reason) (@operator_service_condition{{condition="ScalingLimited"}}) == 1',
@@ -71,7 +72,7 @@ SIGNALS = Row(
         Panel(
             "Queue time, p95",
             "s",
-            "As the signal `queue` sees it, beside the oldest waiting request. Above the target: replicas are added.",
+            "As the signal `queue` uses it, beside the oldest waiting request. Above the target: replicas are added.",
             [
                 Query(quantile(0.95, "@request_queue_seconds"), f"{NAMED} p95", NO_LOOKUPS),
                 Query(f"max by ({WHO}) (@oldest_waiting_seconds)", f"{NAMED} oldest"),
@@ -79,9 +80,9 @@ SIGNALS = Row(
             warn=0.5,
         ),
         Panel(
-            "Requests over places",
+            "Requests over batch slots",
             "percentunit",
-            "Running, waiting and swapped over maxNumSeqs, as the signal `batch` sees it where KV memory is no limit.",
+            "Running, waiting and swapped over maxNumSeqs, as the signal `batch` uses it where KV memory is no limit.",
             [
                 Query(
                     f"sum by ({WHO}) (@requests_running + @requests_waiting + @requests_swapped) "
@@ -95,19 +96,19 @@ SIGNALS = Row(
         Panel(
             "KV memory in use",
             "percentunit",
-            "As the signal `memory` sees it.",
+            "As the signal `memory` uses it.",
             [Query(f"avg by ({WHO}) (@kv_cache_utilization_ratio)", NAMED)],
             warn=0.9,
             maximum=1,
         ),
         Panel(
-            "Uncached prompt tokens a second",
+            "Uncached prompt tokens per second",
             "short",
-            "What the signal `prompt` counts: prompts that the prefix cache does not answer.",
+            "What the signal `prompt` counts: prompt tokens that do not hit the prefix cache.",
             [Query(f"{rate('@prefix_cache_query_tokens_total')} - {rate('@prefix_cache_hit_tokens_total')}", NAMED)],
         ),
         Panel(
-            "Looks at replicas' metrics",
+            "Scrapes of replicas",
             "ops",
             "Of all services. Failed ones: replicas that the operator cannot reach; a NetworkPolicy, or a replica that "
             "hangs.",
@@ -116,7 +117,7 @@ SIGNALS = Row(
         Panel(
             "Scaling active",
             "none",
-            "1 where load decides. 0 with NoMetrics: no ready replica tells its metrics, and nothing is changed: let "
+            "1 where load decides. 0 with NoMetrics: no ready replica can be scraped, and nothing is changed: let "
             "the operator reach port 8000 of the replicas.",
             [
                 Query(

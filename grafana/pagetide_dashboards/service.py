@@ -9,7 +9,7 @@ from .queries import EACH, NAMED, REPLICA, SERVICE, WHO, quantile, rate
 NO_TOKENS = "while nothing is generated"
 NO_GPU = "where the servers have no GPU"
 NO_DCGM = "where NVIDIA's DCGM exporter does not run"
-# NVIDIA's exporter tells of every pod with a GPU; those of the chosen services have metrics of ours, too.
+# NVIDIA's exporter has series of every pod with a GPU; those of the chosen services have metrics of ours, too.
 OF_OURS = "and on (namespace, pod) @requests_running"
 SHARES = ((0.5, "p50"), (0.95, "p95"), (0.99, "p99"))
 
@@ -38,7 +38,7 @@ LATENCY = Row(
         Panel(
             "Time between tokens",
             "s",
-            "High: steps are long. Lower maxNumBatchedTokens (prompts then hold decodes up for less), or maxNumSeqs.",
+            "High: steps are long. Lower maxNumBatchedTokens (prompts then delay decodes less), or maxNumSeqs.",
             _quantiles("inter_token_seconds", NO_TOKENS),
             warn=0.1,
             alarm=0.5,
@@ -46,8 +46,8 @@ LATENCY = Row(
         Panel(
             "Queue time",
             "s",
-            "Arrival to first step. High: all places are taken (batch utilization at 1: raise maxNumSeqs, or replicas) "
-            "or KV memory is short (KV blocks: raise gpuMemoryUtilization, or replicas).",
+            "Arrival to first step. High: all batch slots are taken (batch utilization at 1: raise maxNumSeqs, or "
+            "replicas) or KV memory is short (KV blocks: raise gpuMemoryUtilization, or replicas).",
             _quantiles("request_queue_seconds", NO_LOOKUPS),
             warn=0.5,
             alarm=2,
@@ -88,10 +88,10 @@ BATCH = Row(
             maximum=1,
         ),
         Panel(
-            "Prefills and decodes a second",
+            "Prefills and decodes per second",
             "ops",
             "Finished prompts against generated tokens after the first. Prefills rise while decodes fall: prompts "
-            "crowd answers out; lower maxNumBatchedTokens.",
+            "delay decodes; lower maxNumBatchedTokens.",
             [
                 Query(rate("@prefills_total"), f"{NAMED} prefills"),
                 Query(rate("@decodes_total"), f"{NAMED} decodes"),
@@ -141,22 +141,22 @@ MEMORY = Row(
         Panel(
             "Prefix cache hit ratio",
             "percentunit",
-            "Low though prompts share beginnings: they are evicted (see blocks by state), end within a block (smaller "
+            "Low though prompts share prefixes: they are evicted (see blocks by state), end within a block (smaller "
             "blockSize), or go to other replicas (Gateway, routing reasons).",
             [Query(HITS, NAMED, NO_LOOKUPS), *_each("prefix_cache_hit_ratio")],
             maximum=1,
         ),
         Panel(
-            "Preemptions a second",
+            "Preemptions per second",
             "ops",
-            "Sequences that gave their blocks up. Lasting: too many run for this memory; lower maxNumSeqs or add "
+            "Preempted sequences. Lasting: too many run for this memory; lower maxNumSeqs or add "
             "memory. More by recompute than by swap: raise swapSpaceGib.",
             [Query(rate("@preemptions_total", "mode"), "{{mode}}")],
             warn=0.1,
             alarm=1,
         ),
         Panel(
-            "Blocks swapped a second",
+            "Blocks swapped per second",
             "ops",
             "Between device and host memory. High: the bus is busy with what memory cannot hold; lower maxNumSeqs.",
             [Query(rate("@swapped_blocks_total", "direction"), "{{direction}}")],
@@ -164,7 +164,7 @@ MEMORY = Row(
         Panel(
             "Block allocations and failures",
             "ops",
-            "A failure: a block was wanted and none could be had, not even by eviction. Above zero: as preemptions.",
+            "A failure: no block was available, not even by eviction. Above zero: see preemptions.",
             [
                 Query(rate("@kv_block_allocations_total"), f"{NAMED} allocations"),
                 Query(rate("@kv_block_allocation_failures_total"), f"{NAMED} failures"),
@@ -179,7 +179,7 @@ REQUESTS = Row(
         Panel(
             "Finish reasons",
             "reqps",
-            "length: the request's max_tokens or the window ended it. abort: its client left; many: clients give up, "
+            "length: max_tokens or maxModelLen was reached. abort: its client disconnected; many: clients time out, "
             "see queue time. error: the server's logs name each.",
             [Query(rate("@requests_total", "finish_reason"), "{{finish_reason}}")],
             stack=True,
@@ -187,14 +187,14 @@ REQUESTS = Row(
         Panel(
             "Prompt lengths",
             "short",
-            "How many prompts end in which bucket of tokens. Longer than expected: the longest sets maxModelLen.",
+            "How many prompts fall in which bucket of tokens. Longer than expected: the longest sets maxModelLen.",
             [Query(rate("@request_prompt_tokens_bucket", "le"), "{{le}}")],
             kind="heatmap",
         ),
         Panel(
             "Answer lengths",
             "short",
-            "How many answers end in which bucket of tokens.",
+            "How many answers fall in which bucket of tokens.",
             [Query(rate("@request_generation_tokens_bucket", "le"), "{{le}}")],
             kind="heatmap",
         ),
@@ -227,11 +227,11 @@ REPLICAS = Row(
         Panel(
             "Running, by replica",
             "none",
-            "Uneven: a session or a shared beginning draws requests to one replica; see Gateway, routing reasons.",
+            "Uneven: a session or a shared prefix sends requests to one replica; see Gateway, routing reasons.",
             _each("requests_running"),
         ),
         Panel(
-            "Tokens a second, by replica",
+            "Tokens per second, by replica",
             "short",
             "A replica below the others at the same load has a slower or shared device.",
             [Query(rate("@generation_tokens_total", EACH), REPLICA)],
@@ -239,7 +239,7 @@ REPLICAS = Row(
         Panel(
             "Skew of running requests",
             "none",
-            "Busiest replica over the average. Above 2 for long: the gateway is passed by, or knows them badly.",
+            "Busiest replica over the average. Above 2 for long: requests bypass the gateway, or it estimates badly.",
             [Query(f"max by ({WHO}) (@requests_running) / (avg by ({WHO}) (@requests_running) > 0)", NAMED,
                    "while nothing runs")],
             warn=2,
@@ -262,9 +262,9 @@ GPU = Row(
             maximum=1,
         ),
         Panel(
-            "GPU memory taken",
+            "GPU memory in use",
             "percentunit",
-            "Set aside at the start (gpuMemoryUtilization), so it is flat. Rising towards 1: somebody else is there.",
+            "Reserved at start (gpuMemoryUtilization), so it is flat. Rising towards 1: another process uses the GPU.",
             [
                 Query(f"sum by ({EACH}, gpu) (@gpu_memory_used_bytes) / sum by ({EACH}, gpu) "
                       "(@gpu_memory_total_bytes)", f"{REPLICA} {{{{gpu}}}}", NO_GPU),
@@ -292,8 +292,8 @@ GPU = Row(
 SERVICE_BOARD = Dashboard(
     uid="pagetide-service",
     title="Pagetide / Service",
-    description="One service in depth: latency, batch, KV memory, requests, replicas, GPU. Where several are chosen, "
-    "a panel whose legend names no service adds them up.",
+    description="One service in depth: latency, batch, KV memory, requests, replicas, GPU. Where several are selected, "
+    "a panel whose legend names no service shows their sum.",
     scope=SERVICE,
     variables=(NAMESPACE, NAME),
     rows=(LATENCY, BATCH, MEMORY, REQUESTS, REPLICAS, GPU),

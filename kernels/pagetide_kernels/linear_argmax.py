@@ -18,7 +18,7 @@ _UPWARDS, _LEAST = 1 + 2.0**-22, 2.0**-126
 
 @dataclasses.dataclass(frozen=True)
 class Screen:
-    """Weights in 8 bits, which tell of most rows that they cannot give the largest value.
+    """Weights in 8 bits, which show of most rows that they cannot give the largest value.
 
     errors and sizes, float32 [rows]: of each row the Euclidean norms of what 8 bits lack of it, and
     of what they hold; no less than they are.
@@ -35,7 +35,7 @@ class Screen:
 
 
 def screen_of(weight: PackedWeight) -> Screen | None:
-    """The screen of weights of 16 or 32 bits; None where no op could use it, or the weights have 8 bits themselves."""
+    """The int8 filter of weights of 16 or 32 bits; None where no op could use it, or the weights have 8 bits."""
     if not weight.panels or weight.scales is not None:
         return None
     rows, columns = weight.rows, weight.columns
@@ -62,7 +62,7 @@ def linear_argmax(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The place and the value of the largest of each row of `linear(x, weight)`.
 
-    With a screen both are the same, to the last bit, but most weights are not read: |w x - s q| is at most
+    With an int8 filter both are the same, to the last bit, but most weights are not read: |w x - s q| is at most
     |w - s| |x| + |s| |x - q| for the 8-bit forms s of a row of weights and q of x (Cauchy-Schwarz), so that few rows
     remain which may give the largest value.
 

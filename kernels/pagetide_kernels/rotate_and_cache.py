@@ -1,4 +1,4 @@
-"""Turn queries and keys by their positions, and write keys and values into the paged KV cache."""
+"""Apply RoPE to queries and keys, and write keys and values into the paged KV cache."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def rotate_and_cache(
 ) -> torch.Tensor:
     """The rotated query; stores each token's rotated key and its value at `slots[t]`.
 
-    The first `2 * rotated` numbers of a head are turned in pairs (i, i + rotated), the others stay.
+    The first `2 * rotated` numbers of a head are rotated in pairs (i, i + rotated), the others stay.
 
     Args:
         query: [tokens, heads, head_dim]; on a GPU changed in place.
@@ -44,7 +44,7 @@ def rotate_and_cache(
 
 
 def rotated(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """[tokens, heads, head_dim] turned by [tokens, rotated] angles."""
+    """[tokens, heads, head_dim] rotated by [tokens, rotated] angles."""
     half = cos.shape[1]
     left, right, rest = heads[..., :half], heads[..., half : 2 * half], heads[..., 2 * half :]
     c, s = cos[:, None], sin[:, None]

@@ -113,7 +113,7 @@ async def write_status(client: Client, resource: Object, changes: Object) -> Obj
     The list of conditions is written as a whole, so only over the very state that it was made from.
 
     Raises:
-        ApiError: refused, or somebody else has written meanwhile (409).
+        ApiError: refused, or another client has written meanwhile (409).
     """
     metadata = resource["metadata"]
     path = f"{collection_path(API_VERSION, PLURAL, metadata['namespace'])}/{metadata['name']}/status"

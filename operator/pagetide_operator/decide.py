@@ -1,4 +1,4 @@
-"""One look at one service: from what was seen to what is to be done. Pure; `reconcile.py` does it."""
+"""One reconcile of one service: from what was observed to what is to be done. Pure; `reconcile.py` does it."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def status_changes(
 def events_for(before: Object, change: Object) -> list[tuple[str, str, str]]:
     """(type, reason, message) of the Events that a change of status calls for.
 
-    One whenever Ready's reason changes, and one for a failure that Progressing alone tells.
+    One whenever Ready's reason changes, and one for a failure that Progressing alone reports.
     """
     found = []
     ready, progress = (_news(before, change, kind) for kind in ("Ready", "Progressing"))

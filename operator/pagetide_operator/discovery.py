@@ -68,7 +68,7 @@ class Discovery:
         )
 
     async def options(self) -> dict[str, bool]:
-        """Look anew for what may come and go while the operator runs: fields of Platform."""
+        """Look again for what may come and go while the operator runs: fields of Platform."""
         await self._look_for(OPTIONAL)
         return self._options()
 

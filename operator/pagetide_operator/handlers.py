@@ -1,4 +1,4 @@
-"""kopf's part: watch the resource and its children, and say which service to look at. Nothing is decided here.
+"""kopf's part: watch the resource and its children, and say which service to reconcile. Nothing is decided here.
 
 Only `on.event` handlers: kopf keeps no state in the objects for them, so it writes nothing at all.
 """
@@ -17,7 +17,7 @@ from .cluster.kinds import BY_NAME, CHILD_SELECTOR, RESOURCE, Kind
 from .cluster.store import Name, Store
 from .work import WorkQueue
 
-# A watch ends and starts anew after so many seconds even if all is quiet: kopf's streams can die without a sign.
+# A watch ends and restarts after so many seconds even if all is quiet: kopf's streams can die without a sign.
 WATCH_SECONDS = 300
 # Soon back after an outage, however long it was.
 RETRY_SECONDS = (1, 2, 3)

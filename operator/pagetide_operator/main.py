@@ -1,4 +1,4 @@
-"""`pagetide operator`: run the Kubernetes operator until it is told to stop."""
+"""`pagetide operator`: run the Kubernetes operator until it is asked to stop."""
 
 from __future__ import annotations
 

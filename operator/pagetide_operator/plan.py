@@ -16,7 +16,7 @@ Key = tuple[str, str]
 
 # Made by the Deployment's controller, not by us.
 _NOT_OURS = {"Pod", "ReplicaSet"}
-# What cannot be changed once it is there; the name tells whether it is the wanted one.
+# What cannot be changed once it is there; the name shows whether it is the wanted one.
 _UNCHANGEABLE = {"Job"}
 
 
@@ -42,7 +42,7 @@ class Delete:
 class Settled:
     """After an apply: hashes of what was applied and of what the server made of it.
 
-    Where a server writes a value differently from us (`1000m` as `1`), this tells that from a real difference.
+    Where a server writes a value differently from us (`1000m` as `1`), this distinguishes that from a real difference.
     """
 
     applied: str
@@ -51,7 +51,7 @@ class Settled:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Actions in order, and the names that somebody else's objects hold."""
+    """Actions in order, and the names that objects of another owner hold."""
 
     actions: tuple[Apply | Delete, ...]
     taken: tuple[Key, ...]
@@ -81,7 +81,7 @@ def plan(desired: Sequence[Object], live: Iterable[Object], settled: Mapping[Key
 
 
 def kind_may_change(live: Object) -> bool:
-    """Whether applying anew can change an object of this kind."""
+    """Whether applying again can change an object of this kind."""
     return live["kind"] not in _UNCHANGEABLE
 
 

@@ -73,7 +73,7 @@ def is_noted(service: InferenceService, key: str, live: Object | None) -> bool:
 
 
 def job_for(service: InferenceService, platform: Platform, *, is_placed: bool) -> Manifest:
-    """The Job; its name tells one try of a spec from another. `is_placed`: it is known which node has the volume."""
+    """The Job; its name distinguishes tries of a spec. `is_placed`: it is known which node has the volume."""
     template = _template(service, platform)
     name = f"{service.name[:_PREFIX_LENGTH]}-{COMPONENT_PREFETCH}-{digest([service.name, template])[:8]}"
     if not is_placed:  # where the volume comes to lie, a server with its devices must have room, too
@@ -153,7 +153,7 @@ def _with_devices(service: InferenceService) -> Manifest:
 
 
 def _is_placed(service: InferenceService, children: Sequence[Object]) -> bool:
-    """Whether the claim is somebody else's affair, or has its volume."""
+    """Whether the claim belongs to another owner, or has its volume."""
     if service.cache is None or service.cache.size is None:
         return True
     claim = next((c for c in children if c["kind"] == "PersistentVolumeClaim"), {})

@@ -1,4 +1,4 @@
-"""reconcile: look at one service, decide, act. Level-triggered: whatever happened, the same function runs."""
+"""reconcile: observe one service, decide, act. Level-triggered: whatever happened, the same function runs."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Reconciler:
         self._client, self._store, self._platform, self._meter, self._clock = client, store, platform, meter, clock
         self._scaling = scaling
         self._settled: dict[Name, dict[Key, Settled]] = {}
-        self._late: set[Name] = set()  # services of which a child was seen only while they were looked at
+        self._late: set[Name] = set()  # services of which a child was seen only while they were reconciled
 
     def note(self, *, has_service_monitors: bool, has_inference_pools: bool) -> None:
         """What of the cluster may change while the operator runs."""
@@ -62,7 +62,7 @@ class Reconciler:
         )
 
     async def reconcile(self, name: Name) -> float | None:
-        """Bring one service to its desired state; returns after how many seconds to look again, if at all.
+        """Bring one service to its desired state; returns after how many seconds to reconcile again, if at all.
 
         Raises:
             ApiError: something could not be done; all that could, was, and the status says what could not.
@@ -87,7 +87,7 @@ class Reconciler:
             return CROSSED_RETRY_SECONDS
         if name in self._late:
             return 0.0
-        if errors:  # nobody tells when the other object goes
+        if errors:  # no watch reports when the other object goes
             return TAKEN_RETRY_SECONDS
         return look_again_after(seen, self._platform.surge_patience, self._clock())
 
@@ -106,7 +106,7 @@ class Reconciler:
         settled = self._settled.setdefault((service.namespace, service.name), {})
         try:
             todo = plan_for(service, seen, self._platform, settled, self._clock())
-        except Exception as error:  # noqa: BLE001 - told in the status and raised again there
+        except Exception as error:  # noqa: BLE001 - reported in the status and raised again there
             return [error]
         errors: list[Exception] = [_taken(todo)] if todo.taken else []
         for action in todo.actions:
@@ -135,7 +135,7 @@ class Reconciler:
         self._store.put(kind, found)
 
     async def _was_there(self, manifest: Any, service: InferenceService) -> bool:
-        """Whether a child that nobody had seen yet exists and is ours: then decide anew, knowing it.
+        """Whether a child that nobody had seen yet exists and is ours: then decide again, knowing it.
 
         One that has lost its label is not seen by any watch; it is for us to apply.
         """
@@ -144,7 +144,7 @@ class Reconciler:
             return False
         kind, name = key_of(manifest)
         if not is_owned(found, service.uid) and not is_orphan(found, manifest):
-            raise NameTaken(f"{kind} {name} exists and belongs to somebody else")
+            raise NameTaken(f"{kind} {name} exists and has another owner")
         if (service.namespace, service.name) not in service_of(kind, found):
             return False
         self._store.put(kind, found)
@@ -152,9 +152,9 @@ class Reconciler:
         return True
 
     async def _report(self, seen: Seen, service: InferenceService | ResourceError, trouble: Failure | None) -> bool:
-        """Write the status where it changed, and tell of a new state of readiness.
+        """Write the status where it changed, and report a new state of readiness.
 
-        False where somebody else has written it since it was seen: then it is to be decided anew.
+        False where another client has written it since it was seen: then it is to be decided again.
         """
         before = seen.resource.get("status") or {}
         change = status_changes(seen, service, trouble, self._clock())
@@ -199,4 +199,4 @@ def _optional_kind(action: Apply | Delete) -> str | None:
 
 def _taken(todo: Plan) -> NameTaken:
     what = ", ".join(f"{kind} {name}" for kind, name in todo.taken)
-    return NameTaken(f"{what} exists and belongs to somebody else")
+    return NameTaken(f"{what} exists and has another owner")

@@ -1,4 +1,4 @@
-"""What the operator counts of its own work; `running/health.py` tells it."""
+"""What the operator counts of its own work; `running/health.py` exports it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The queue of services to look at: each at most once, never two workers on one, later again after a failure."""
+"""The queue of services to reconcile: each at most once, never two workers on one, later again after a failure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class WorkQueue(Generic[K]):
         return len(self._waiting)
 
     def add(self, key: K) -> None:
-        """`key` wants to be looked at."""
+        """`key` is to be reconciled."""
         if key in self._running:
             self._again.add(key)
         elif key not in self._waiting:
@@ -34,7 +34,7 @@ class WorkQueue(Generic[K]):
             self._ready.put_nowait(key)
 
     def add_later(self, key: K, seconds: float) -> None:
-        """`key` wants to be looked at in so many seconds; the earlier of two such times counts."""
+        """`key` is to be reconciled in so many seconds; the earlier of two such times counts."""
         loop = asyncio.get_running_loop()
         at = loop.time() + seconds
         timer = self._timers.get(key)

@@ -8,6 +8,8 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
+from pagetide_spec.errors import install_hint
+
 # command: (module with main(argv) -> exit code, extra that brings its dependencies, one line of help)
 COMMANDS: dict[str, tuple[str, str, str]] = {
     "serve": ("pagetide_server.serve", "server", "serve one model over HTTP"),
@@ -23,7 +25,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
 
 
 INTERRUPTED = 130
-# As a shell tells of a program that SIGPIPE has ended.
+# As a shell reports a program that SIGPIPE has ended.
 READER_LEFT = 141
 
 
@@ -63,7 +65,7 @@ def load(name: str) -> Callable[[Sequence[str]], int] | None:
     except ModuleNotFoundError as error:
         if not extra or (error.name or "").startswith("pagetide"):
             raise
-        print(f"pagetide {name}: needs {error.name}; install it with: pip install 'pagetide[{extra}]'", file=sys.stderr)
+        print(f"pagetide {name}: needs {error.name}; {install_hint(extra)}", file=sys.stderr)
         return None
     return found
 
@@ -71,7 +73,7 @@ def load(name: str) -> Callable[[Sequence[str]], int] | None:
 def usage() -> str:
     """The list of commands."""
     rows = "\n".join(f"  {name:10} {text}" for name, (_, _, text) in COMMANDS.items())
-    return f"usage: pagetide COMMAND ...\n\n{rows}\n\n`pagetide COMMAND --help` tells more."
+    return f"usage: pagetide COMMAND ...\n\n{rows}\n\n`pagetide COMMAND --help` shows more."
 
 
 if __name__ == "__main__":

@@ -106,7 +106,7 @@ class _Run:
 
 @contextlib.asynccontextmanager
 async def _background(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Run `work` within the context; what it dies of ends the process, rather than a gateway that knows no more."""
+    """Run `work` within the context; its failure exits the process, rather than leaving a stale gateway."""
     async with asyncio.TaskGroup() as tasks:
         task = tasks.create_task(work)
         yield

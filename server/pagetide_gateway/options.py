@@ -118,13 +118,13 @@ def _add_access(out: Parser) -> None:
         type=Path,
         metavar="PATH",
         help="the keys of clients: a YAML list, or a folder with a file for each, as a Secret is mounted; "
-        "read again when it changes (default: everybody may ask)",
+        "read again when it changes (default: no key required)",
     )
     out.add_argument(
         "--upstream-api-key-file",
         type=Path,
         metavar="FILE",
-        help="holds the key that replicas want; it is sent in place of the client's",
+        help="the key that replicas require; it is sent in place of the client's",
     )
 
 
@@ -137,8 +137,8 @@ def _add_limits(out: Parser) -> None:
             "--stall-seconds",
             one_second_or_more,
             DEFAULT_STALL_S,
-            "a replica that has work and shows no sign so long is left",
+            "a replica that has work and makes no progress for so long is ejected",
         ),
-        ("--drain-seconds", seconds, 30, "time that running requests get at the end"),
+        ("--drain-seconds", seconds, 30, "seconds that running requests get at shutdown"),
     ):
         out.add_argument(flag, type=kind, default=default, metavar="N", help=f"{text} (default: %(default)s)")

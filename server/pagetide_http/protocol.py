@@ -1,7 +1,7 @@
 """Connections: what uvicorn's HTTP protocol does not do by itself.
 
 A client gets a limited time and size for a request's head, may offer to change the protocol, gets error objects for
-what is no HTTP, is missed when it leaves with requests still queued or takes nothing, gets a body without chunks where
+malformed HTTP, is missed when it leaves with requests still queued or takes nothing, gets a body without chunks where
 it speaks HTTP/1.0, and a stream gets a short way to its socket.
 """
 
@@ -81,7 +81,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection is closed. uvicorn tells only the newest of its requests."""
+        """The connection is closed. uvicorn notifies only the newest of its requests."""
         self._stop_timer()
         self._patience.end()
         super().connection_lost(exc)

@@ -1,4 +1,4 @@
-"""Answers for clients that speak HTTP/1.0 and know no chunks: a body whose length is not told ends with the connection.
+"""Answers for clients that speak HTTP/1.0 and know no chunks: a body of unknown length ends with the connection.
 
 uvicorn would cut it into chunks, whose marks these clients take for a part of it. It closes their connections anyway.
 """

@@ -22,7 +22,7 @@ def pass_over(protocol: HttpToolsProtocol, rest: bytes) -> bytes:
 
 
 class _Resumed:
-    """What a parser calls that starts behind the head of a request: for that one, only of its body is told."""
+    """What a parser calls that starts behind the head of a request: for that one, only its body is reported."""
 
     def __init__(self, protocol: HttpToolsProtocol) -> None:
         self._protocol, self._in_head = protocol, True

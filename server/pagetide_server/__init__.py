@@ -2,8 +2,9 @@
 
 From the top down: `api/` speaks HTTP, `process/` runs the engine apart from it, `model/` loads and runs networks,
 `engine/` decides and steps (blocks, scheduler, sampling, loop), `text/` turns text into tokens and back, `checkpoint/`
-finds the model's files, `wire/` is what the two processes say to each other. `factory.py` joins them to an engine.
+finds the model's files, `wire/` has the messages between the two processes. `factory.py` joins them to an engine.
 The API process imports no torch; the engine process does all of it.
+Does not belong here: several replicas, Kubernetes, routing (`pagetide_operator`, `pagetide_gateway`).
 """
 
 import importlib

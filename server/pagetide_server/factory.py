@@ -36,17 +36,17 @@ def create_core(
     tokenizer: Tokenizer | None = None,
     warm: bool = True,
 ) -> EngineCore:
-    """Load the model and set up the engine around it; `progress(stage, fraction)` is told how far it is.
+    """Load the model and set up the engine around it; `progress(stage, fraction)` is called with the progress.
 
     `tokenizer` is the model's own, where the caller has loaded it already. `warm`: make ready at once for
-    structured answers (a second, beside the first requests) and for drawn tokens (36 MB for 262,144 tokens); else when
-    the first one is asked for.
+    structured answers (a second, beside the first requests) and for sampled tokens (36 MB for 262,144 tokens); else
+    when the first one is asked for.
 
     Raises:
         SettingError: a setting that this model or machine cannot fulfil.
         PagetideError: the model cannot be loaded.
     """
-    # Before the weights, so that one that cannot be had is told at once.
+    # Before the weights, so that an unavailable one is reported at once.
     tokenizer = tokenizer or Tokenizer.load(config)
     loaded = _loaded(config, progress, tokenizer)
     limits, runner = _placed(config, loaded, progress)
@@ -163,7 +163,7 @@ def log_limits(config: EngineConfig, loaded: LoadedModel, limits: SchedulerConfi
 
 
 def ready_of(limits: SchedulerConfig, loaded: LoadedModel) -> Ready:
-    """What the API process is told of the model and its limits."""
+    """What the API process gets to know of the model and its limits."""
     return Ready(
         max_model_len=limits.max_model_len,
         vocab_size=loaded.vocab_size,

@@ -1,4 +1,4 @@
-"""Ctrl-C only between steps: an exception in the middle of one would leave blocks that belong to nobody."""
+"""Ctrl-C only between steps: an exception in the middle of one would leak blocks."""
 
 from __future__ import annotations
 

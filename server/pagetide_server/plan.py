@@ -64,7 +64,7 @@ def main(argv: Sequence[str]) -> int:
     parser = Parser("pagetide plan", description=__doc__)
     parser.add_argument("model", metavar="MODEL", help="folder, GGUF file or hub id")
     parser.add_argument("--device-memory", metavar="SIZE", default="80GiB", help="memory of the device (default 80GiB)")
-    parser.add_argument("--lengths", metavar="N,N", help="lengths to show, in tokens (default: 1024 to the window)")
+    parser.add_argument("--lengths", metavar="N,N", help="lengths to show, in tokens (default: 1024 to max_model_len)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     add_flags(parser)
     flags = vars(parser.parse_args(argv))

@@ -26,7 +26,7 @@ def use_huge_pages() -> None:
 def keep_freed() -> None:
     """Have the C library keep what was freed, up to KEPT_BYTES, for the next step; elsewhere nothing happens.
 
-    By itself glibc maps every allocation above 32 MiB anew, and unmaps it when it is freed: each step's logits, and
+    By itself glibc maps every allocation above 32 MiB again, and unmaps it when it is freed: each step's logits, and
     most of a prompt's activations, would be taken page by page from the system, which clears them first. With Gemma 3
     270M that was a tenth of the time of a prompt.
     """

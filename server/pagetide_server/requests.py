@@ -51,7 +51,7 @@ class RequestMaker:
         """(the parameters, well typed; as the engine is to see them)"""
         params = check_params(given, self._ready)
         words = self._tokenizer.bad_word_ids(params.bad_words)
-        # The best answers are told by their log probabilities, asked for or not.
+        # The best answers are chosen by their log probabilities, asked for or not.
         ranked = params.best_of is not None and params.logprobs is None
         return params, msgspec.structs.replace(
             params,

@@ -29,12 +29,12 @@ EPILOG = """\
 Every flag can also be set by an environment variable: PAGETIDE_MAX_NUM_SEQS for --max-num-seqs. A flag wins.
 
 exit codes:
-  0    ended after SIGTERM or Ctrl-C; running requests were finished
-  1    the HTTP side ended by itself; the log says why
+  0    after SIGTERM or Ctrl-C; running requests were finished
+  1    the HTTP server failed; the log says why
   2    a setting is wrong (also: the port is taken, the model does not exist)
   3    the model could not be loaded
   4    the engine failed while serving
-  130  a second Ctrl-C (143: a second SIGTERM) cut the running requests
+  130  a second Ctrl-C (143: a second SIGTERM) aborted the running requests
 """
 
 
@@ -59,7 +59,7 @@ def _config(argv: Sequence[str]) -> tuple[EngineConfig, bool]:
     """The settings, and whether to fetch the model only."""
     parser = Parser("pagetide serve", description="Serve one model over HTTP.", epilog=EPILOG)
     parser.add_argument("model", nargs="?", metavar="MODEL", help="local folder, GGUF file, or id on the hub")
-    parser.add_argument(FLAG_DOWNLOAD_ONLY, action="store_true", help="fetch the model into the hub's cache, and end")
+    parser.add_argument(FLAG_DOWNLOAD_ONLY, action="store_true", help="download the model to the hub's cache, and exit")
     add_flags(parser)
     args = vars(parser.parse_args(argv))
     is_download = args.pop("download_only")

@@ -1,7 +1,7 @@
 """Take steps of every kind before the first request, so that on a GPU none of its steps waits for Triton's compiler.
 
-Recording decode steps compiles what these need. Here are the others: chunks of prompts, a few tokens of many sequences,
-long decodes where nothing is recorded, drawing, and copies of blocks.
+Capturing decode steps compiles what these need. Here are the others: chunks of prompts, a few tokens of many sequences,
+long decodes where nothing is captured, sampling, and copies of blocks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _DRAWN = SamplingParams(temperature=1.0, top_k=5, top_p=0.9, seed=0)
 
 
 def first_steps(idle_block: int, block_size: int, window: int) -> list[Step]:
-    """Steps of sequences that all lie in one block, which must be nobody's; the first one also copies it over block 0.
+    """Steps of sequences that all use one block, which no other may have; the first one also copies it over block 0.
 
     Args:
         idle_block: the block.
@@ -46,7 +46,7 @@ def first_steps(idle_block: int, block_size: int, window: int) -> list[Step]:
 
 
 def warm_up(runner: Runner, sampler: Sampler, window: int) -> None:
-    """Take the first steps; block 0 and the idle one then hold something. Nobody must have any block yet."""
+    """Take the first steps; block 0 and the idle one then hold something. No sequence may have a block yet."""
     began = time.monotonic()
     for step in first_steps(runner.idle_block, runner.block_size, window):
         launched = sampler.launch(runner.execute(step).sampling, step.sampling())

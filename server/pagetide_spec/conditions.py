@@ -6,13 +6,13 @@ import re
 
 # Nothing new is made of such a service; the pods of its last valid version stay.
 INVALID = frozenset(("InvalidSpec", "InvalidName"))
-# A server ends with this code when its settings are wrong: starting it again cannot help.
+# A server exits with this code when its settings are wrong: starting it again cannot help.
 EXIT_WRONG_SETTING = 2
 _WRONG_SETTING = re.compile(rf"ended with exit code {EXIT_WRONG_SETTING}\b")
 
 
 def crash_text(container: str, exit_code: object, last_words: str = "") -> str:
-    """How a container ended, with the last line of its log."""
+    """How a container exited, with the last line of its log."""
     return f"container {container} ended with exit code {exit_code}" + (f": {last_words}" if last_words else "")
 
 

@@ -35,13 +35,13 @@ class EngineConfig:
     tokenizer: str | None = setting(None, "Folder or hub id of another tokenizer.", "model", unset="the model's own")
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = setting(
         "auto",
-        "Type of weights and KV cache; auto: the model's own on GPU, float32 on CPU (beside int8 a cache of bfloat16).",
+        "Type of weights and KV cache; auto: the model's own on GPU, float32 on CPU (with int8 a cache of bfloat16).",
         "model",
     )
     trust_remote_code: bool = setting(False, "Run Python code that comes with the model.", "model")
     seed: int | None = setting(
-        None, "Makes a server that gets the same requests in the same order repeat itself.", "model", low=0,
-        high=2**63 - 1, unset="never repeats itself",
+        None, "Seed of sampling: the same requests in the same order give the same answers.", "model", low=0,
+        high=2**63 - 1, unset="random",
     )  # fmt: skip
     max_model_len: int | None = setting(
         None, "Longest prompt plus answer, in tokens.", "model", low=1, unset="from the model"
@@ -65,7 +65,7 @@ class EngineConfig:
         unset="from gpu_memory_utilization; on CPU from free memory",
     )
     swap_space_gib: float = setting(4.0, "Host memory for swapped-out KV blocks, in GiB.", "memory", low=0)
-    enable_prefix_caching: bool = setting(True, "Keep KV blocks of finished prompts for equal beginnings.", "memory")
+    enable_prefix_caching: bool = setting(True, "Reuse KV blocks of common prompt prefixes.", "memory")
 
     # Scheduling
     max_num_seqs: int | None = setting(
@@ -83,26 +83,26 @@ class EngineConfig:
         "fcfs", "Order of waiting requests; priority: lower value first, then arrival.", "scheduling"
     )
     preemption_mode: Literal["auto", "swap", "recompute"] = setting(
-        "auto", "What happens to a sequence that must give way; auto takes the cheaper.", "scheduling"
+        "auto", "What happens to a preempted sequence; auto takes the cheaper.", "scheduling"
     )
     max_queue_len: int = setting(1024, "Requests that may wait; one more is answered 429.", "scheduling", low=1)
     tensor_parallel_size: int = setting(
         1,
-        "GPUs of one replica; only 1 is built so far.",
+        "GPUs of one replica; only 1 is supported.",
         "scheduling",
         low=1,
         high=1,
         reason="a replica uses one GPU so far: take a smaller or quantized model, or more replicas",
     )
     enforce_eager: bool = setting(
-        False, "Launch decode steps on a GPU piece by piece, not as recorded CUDA graphs.", "scheduling"
+        False, "Launch decode steps on a GPU kernel by kernel, not as captured CUDA graphs.", "scheduling"
     )
     log_blocks: bool = setting(False, "Log every allocation and release of a KV block.", "scheduling")
 
-    # Speculative decoding: the names are reserved; nothing but "unset" is accepted until it is built.
+    # Speculative decoding: the names are reserved; nothing but "unset" is accepted until it is supported.
     speculative_method: Literal["none"] = setting(
         "none",
-        "Speculative decoding; none is built so far.",
+        "Speculative decoding; not supported yet.",
         "speculative",
         reason="speculative decoding is not supported yet",
     )
@@ -112,22 +112,22 @@ class EngineConfig:
         None, "Jinja chat template, or the path of a file with one.", "server", unset="the model's own"
     )
     host: str = setting("0.0.0.0", "Address to listen on.", "server", local=True)
-    port: int = setting(8000, "TCP port to listen on; 0 takes a free one.", "server", low=0, high=65535, local=True)
+    port: int = setting(8000, "TCP port to listen on; 0 picks a free one.", "server", low=0, high=65535, local=True)
     api_key: str | None = setting(
-        None, "Keys that clients must bring, separated by commas.", "server", unset="open to all", local=True
+        None, "API keys that clients must send, separated by commas.", "server", unset="no key required", local=True
     )
-    api_key_file: str | None = setting(None, "File with one such key a line.", "server", unset="no file", local=True)
+    api_key_file: str | None = setting(None, "File with one API key per line.", "server", unset="no file", local=True)
     cors_origins: str | None = setting(
         None, "Web origins that may call from a browser, separated by commas.", "server", unset="none"
     )
     max_body_mib: float = setting(32.0, "Largest request body in MiB; more is answered 413.", "server", above=0)
     max_n: int = setting(128, "Largest `n` and `best_of` of a request.", "server", low=1, high=65536)
     header_timeout_s: float = setting(
-        30.0, "Seconds to wait for a request's head, and for each further piece of its body.", "server", above=0
+        30.0, "Seconds to wait for a request's head, and for each further chunk of its body.", "server", above=0
     )
     keep_alive_s: float = setting(75.0, "Seconds that an idle connection is kept open.", "server", low=0)
     tool_call_parser: Literal["auto", "none", "hermes", "llama3", "mistral"] = setting(
-        "auto", "How the model writes tool calls; auto reads it off the chat template.", "server"
+        "auto", "Format of the model's tool calls; auto detects it from the chat template.", "server"
     )
     reasoning_parser: Literal["none", "think", "think_open"] = setting(
         "none",

@@ -111,7 +111,7 @@ def _condition_schema() -> Schema:
         "reason": text("Why, in one word for programs."),
         "message": text("Why, in a sentence for people."),
         "lastTransitionTime": text("When status last changed.", format="date-time"),
-        "observedGeneration": whole("Generation of the resource that this is about.", format="int64"),
+        "observedGeneration": whole("Generation of the resource that this condition is about.", format="int64"),
     }
     return record("One condition.", fields, required=["type", "status", "reason", "message", "lastTransitionTime"])
 
@@ -129,7 +129,7 @@ def status_schema() -> Schema:
         "observedGeneration": whole("Generation of the resource that this status is about.", format="int64"),
         "replicas": whole("Replicas that exist."),
         "readyReplicas": whole("Replicas that answer requests."),
-        "desiredReplicas": whole("Replicas that there should be."),
+        "desiredReplicas": whole("Replicas that are wanted."),
         "selector": text("Label selector of the pods, for the scale subresource."),
         "url": text("Address of the service within the cluster."),
         "capacity": record("What the ready replicas can hold.", capacity),

@@ -41,6 +41,11 @@ class ResourceError(PagetideError):
         super().__init__(f"{source}: {text}" if source else text)
 
 
+def install_hint(extra: str) -> str:
+    """The command that installs an extra, from a checkout: no release is published on a package index."""
+    return f"pip install -e '.[{extra}]' in a checkout of Pagetide"
+
+
 def shorten(value: object) -> str:
     """A value as error messages show it."""
     text = repr(value)

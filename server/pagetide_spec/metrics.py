@@ -47,8 +47,8 @@ SERVER_METRICS: dict[str, Metric] = {
     m.name: m
     for m in (
         _gauge("requests_running", "Sequences in the running batch."),
-        _gauge("requests_waiting", "Requests that wait for a place in the running batch."),
-        _gauge("requests_swapped", "Sequences whose KV blocks lie in host memory."),
+        _gauge("requests_waiting", "Requests that wait for a batch slot."),
+        _gauge("requests_swapped", "Sequences whose KV blocks are swapped to host memory."),
         _gauge("oldest_waiting_seconds", "Age of the oldest waiting request."),
         _gauge("kv_cache_utilization_ratio", "KV blocks in use over all KV blocks."),
         _gauge("kv_blocks", "KV blocks by state; free + cached + used is constant.", "state"),
@@ -68,30 +68,28 @@ SERVER_METRICS: dict[str, Metric] = {
         _gauge("max_num_seqs", "Sequences that may run at once."),
         _gauge("kv_capacity_tokens", "Tokens that the KV cache holds."),
         _counter("prefix_cache_query_tokens_total", "Prompt tokens looked up in the prefix cache."),
-        _counter("prefix_cache_hit_tokens_total", "Prompt tokens found in the prefix cache."),
-        _counter(
-            "prefix_tail_tokens_total", "Prompt tokens of shared beginnings that lie behind their last full block."
-        ),
+        _counter("prefix_cache_hit_tokens_total", "Prompt tokens that hit the prefix cache."),
+        _counter("prefix_tail_tokens_total", "Prompt tokens of shared prefixes that lie behind their last full block."),
         _counter(
             "prefix_shareable_tokens_total",
-            "Prompt tokens of shared beginnings that an unlimited prefix cache would save with blocks of this size.",
+            "Prompt tokens of shared prefixes that an unlimited prefix cache would save with blocks of this size.",
             "block_size",
         ),
-        _counter("prompt_tokens_total", "Prompt tokens of requests whose prefill was finished."),
+        _counter("prompt_tokens_total", "Prompt tokens of requests whose prefill is complete."),
         _counter("generation_tokens_total", "Tokens generated for clients."),
-        _counter("prefills_total", "Requests whose prompt was finished."),
+        _counter("prefills_total", "Requests whose prefill is complete."),
         _counter("decodes_total", "Generated tokens after each first one."),
         _counter("engine_steps_total", "Steps of the engine."),
         _counter("requests_total", "Finished requests.", "finish_reason"),
-        _counter("preemptions_total", "Sequences that had to give way.", "mode"),
+        _counter("preemptions_total", "Preempted sequences.", "mode"),
         _counter("swapped_blocks_total", "KV blocks copied between device and host.", "direction"),
-        _counter("kv_block_allocations_total", "KV blocks taken for a sequence."),
-        _counter("kv_block_allocation_failures_total", "Times that a KV block was wanted and none was to be had."),
+        _counter("kv_block_allocations_total", "KV blocks allocated to sequences."),
+        _counter("kv_block_allocation_failures_total", "Failed allocations of a KV block."),
         _counter("http_requests_total", "HTTP requests answered.", "route", "code"),
         # Of the GPUs that the engine may use, by NVML's index; absent without one, or without nvidia-ml-py.
         _gauge("gpu_utilization_ratio", "Share of the last second in which the GPU computed.", "gpu"),
-        _gauge("gpu_memory_used_bytes", "GPU memory that is taken, whoever took it.", "gpu"),
-        _gauge("gpu_memory_total_bytes", "GPU memory that there is.", "gpu"),
+        _gauge("gpu_memory_used_bytes", "GPU memory in use, by all processes.", "gpu"),
+        _gauge("gpu_memory_total_bytes", "Size of the GPU's memory.", "gpu"),
         _histogram("request_queue_seconds", "Arrival to first scheduled step.", LATENCY_BUCKETS),
         _histogram("time_to_first_token_seconds", "Arrival to first token.", LATENCY_BUCKETS),
         _histogram("inter_token_seconds", "Time between two tokens of one sequence.", LATENCY_BUCKETS),
@@ -110,14 +108,18 @@ SERVER_METRICS: dict[str, Metric] = {
 GATEWAY_METRICS: dict[str, Metric] = {
     m.name: m
     for m in (
-        _counter("gateway_requests_total", "Requests answered, by the status that the client got.", "code"),
-        _counter("gateway_retries_total", "Attempts that failed before the first byte and went to another replica."),
-        _counter("gateway_broken_streams_total", "Answers whose replica broke off after the first byte."),
-        _counter("gateway_client_disconnects_total", "Requests whose client left before its answer was complete."),
-        _counter("gateway_routed_total", "Attempts by why their replica was chosen.", "reason"),
-        _counter("gateway_held_total", "Requests held for want of a replica, by how that ended.", "outcome"),
+        _counter("gateway_requests_total", "Requests answered, by response status.", "code"),
+        _counter(
+            "gateway_retries_total", "Attempts that failed before the first byte and were retried on another replica."
+        ),
+        _counter("gateway_broken_streams_total", "Streams cut off by the replica after the first byte."),
+        _counter(
+            "gateway_client_disconnects_total", "Requests whose client disconnected before the answer was complete."
+        ),
+        _counter("gateway_routed_total", "Attempts by the reason for the choice of replica.", "reason"),
+        _counter("gateway_held_total", "Requests held until a replica is ready, by outcome.", "outcome"),
         _counter("gateway_limited_total", "Requests refused for a limit of their API key.", "limit"),
-        _counter("gateway_ejections_total", "Times that a replica was set aside because it failed or stalled."),
+        _counter("gateway_ejections_total", "Times a replica was ejected because it failed or stalled."),
         _gauge("gateway_requests_held", "Requests that wait for a replica now."),
         _gauge("gateway_replica_requests_in_flight", "Requests at one replica now.", "replica"),
         _gauge("gateway_requests_in_flight", "Requests sent to a replica and not yet answered in full."),
@@ -131,14 +133,16 @@ _SERVICE = ("namespace", "service")
 OPERATOR_METRICS: dict[str, Metric] = {
     m.name: m
     for m in (
-        _counter("operator_reconciles_total", "Looks at a service, by outcome.", "outcome"),
-        _histogram("operator_reconcile_seconds", "Duration of one look at a service.", LATENCY_BUCKETS),
-        _counter("operator_relist_corrections_total", "Services about which the watches had not told all.", "kind"),
-        _gauge("operator_queue_length", "Services that wait for a look."),
+        _counter("operator_reconciles_total", "Reconciles of a service, by outcome.", "outcome"),
+        _histogram("operator_reconcile_seconds", "Duration of one reconcile.", LATENCY_BUCKETS),
+        _counter(
+            "operator_relist_corrections_total", "Services with changes that the watches had not reported.", "kind"
+        ),
+        _gauge("operator_queue_length", "Services that wait to be reconciled."),
         _gauge("operator_services", "InferenceServices that are known."),
-        _gauge("operator_leader", "1 while this process acts."),
+        _gauge("operator_leader", "1 while this process is the leader."),
         _gauge("operator_watch_age_seconds", "Time since the last watch event of a kind.", "kind"),
-        _counter("operator_scrapes_total", "Looks at a replica's metrics, by outcome.", "outcome"),
+        _counter("operator_scrapes_total", "Scrapes of a replica's metrics, by outcome.", "outcome"),
         _counter(
             "operator_scale_changes_total",
             "Changes of a service's number of replicas, by direction and the signal that asked for the most.",
@@ -164,12 +168,12 @@ OPERATOR_METRICS: dict[str, Metric] = {
 # NVIDIA's DCGM exporter; not ours, and shown only where it runs.
 DCGM_METRICS: dict[str, str] = {
     "DCGM_FI_DEV_GPU_UTIL": "Percentage of time in which the GPU computed.",
-    "DCGM_FI_DEV_FB_USED": "MiB of GPU memory that are taken.",
+    "DCGM_FI_DEV_FB_USED": "MiB of GPU memory in use.",
     "DCGM_FI_DEV_FB_FREE": "MiB of GPU memory that are free.",
 }
 
 
-# ---- the same facts under vLLM's names (`--metrics-compat vllm`)
+# ---- the same values under vLLM's names (`--metrics-compat vllm`)
 
 # vLLM's name -> (ours, {our label: vLLM's label}). The kind and the buckets are those of our metric.
 VLLM_METRICS: dict[str, tuple[str, dict[str, str]]] = {

@@ -1,4 +1,4 @@
-"""Names that more than one room uses: API group, ports, labels, annotations, HTTP headers and paths."""
+"""Names that more than one package uses: API group, ports, labels, annotations, HTTP headers and paths."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ANNOTATION_PREFETCHED = f"{GROUP}/prefetched"
 # On a pod that is to leave: since when. The gateway sends it nothing new; the operator removes it once its streams
 # ended.
 ANNOTATION_DRAINING = f"{GROUP}/draining"
-# On a service: when a gateway last held a request for want of a replica. It wakes a service that sleeps at zero.
+# On a service: when a gateway last held a request without a ready replica. It wakes a service that sleeps at zero.
 ANNOTATION_WAKE = f"{GROUP}/wake-requested"
 # Kubernetes' own: of the pods of a ReplicaSet, the one with the least cost is deleted first.
 ANNOTATION_DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"

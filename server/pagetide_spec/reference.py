@@ -39,7 +39,7 @@ TABLES: dict[str, Callable[[], str]] = {
 
 
 def renewed(text: str) -> str:
-    """A document with its generated sections written anew.
+    """A document with its generated sections regenerated.
 
     Raises:
         KeyError: a section names no table.
@@ -48,7 +48,7 @@ def renewed(text: str) -> str:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Write the files' generated sections anew."""
+    """Write the files' generated sections again."""
     for name in argv:
         path = Path(name)
         path.write_text(renewed(path.read_text("utf-8")), "utf-8")

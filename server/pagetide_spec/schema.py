@@ -119,14 +119,14 @@ def _scaling_rules(direction: str, window: int, policies: list[dict[str, Any]]) 
         "One limit on the speed of change.",
         {
             "type": text("Whether value counts replicas or percent of them.", enum=["Pods", "Percent"]),
-            "value": whole("The most change allowed within periodSeconds.", minimum=1),
+            "value": whole("Largest change allowed within periodSeconds.", minimum=1),
             "periodSeconds": whole("Length of the period, in seconds.", minimum=1, maximum=1800),
         },
         required=["type", "value", "periodSeconds"],
     )
     fields = {
         "stabilizationWindowSeconds": whole(
-            "Look back so many seconds and take the least change asked for in that time.",
+            "Look back so many seconds and take the smallest change asked for in that time.",
             minimum=0,
             maximum=3600,
             default=window,
@@ -144,7 +144,7 @@ def _scaling_rules(direction: str, window: int, policies: list[dict[str, Any]]) 
 def _autoscaling() -> Schema:
     positive = {"minimum": 0, "exclusiveMinimum": True}
     targets = {
-        "queueTimeSeconds": number("Seconds that 95% of requests may wait for a place.", default=0.5, **positive),
+        "queueTimeSeconds": number("Seconds that 95% of requests may wait for a batch slot.", default=0.5, **positive),
         "batchUtilization": number(
             "Running sequences over those that fit, to aim at.", default=0.8, maximum=1, **positive
         ),
@@ -156,8 +156,8 @@ def _autoscaling() -> Schema:
         "scaleDown": _scaling_rules("down", 300, [{"type": "Percent", "value": 100, "periodSeconds": 15}]),
     }
     fields = {
-        "minReplicas": whole("Least number of replicas; 0 allows scale to zero.", minimum=0, default=1),
-        "maxReplicas": whole("Greatest number of replicas.", minimum=1),
+        "minReplicas": whole("Smallest number of replicas; 0 allows scale to zero.", minimum=0, default=1),
+        "maxReplicas": whole("Largest number of replicas.", minimum=1),
         "targets": record("What the replicas are scaled to hold.", targets, default={}),
         "behavior": record("How fast replicas may change.", behavior, default={}),
         "idleSeconds": whole(
@@ -256,7 +256,7 @@ def spec_schema() -> Schema:
         "template": _template(),
         "image": text("Image of the server. Default: the operator's choice.", minLength=1, maxLength=512),
         "imagePullPolicy": text("When to pull the image.", enum=["Always", "IfNotPresent", "Never"]),
-        "apiKeySecretRef": _secret_key("API keys, separated by commas, that clients must bring.", "api-key"),
+        "apiKeySecretRef": _secret_key("API keys, separated by commas, that clients must send.", "api-key"),
         "cache": _cache(),
         "inferencePool": _inference_pool(),
         "rollout": record("How a new version replaces the old one.", rollout, default={}),

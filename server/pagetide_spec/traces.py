@@ -22,7 +22,7 @@ _MOST_TOKENS = 1_000_000_000
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Row:
-    """One request: seconds after the trace's begin, lengths in tokens, and ids of the prompt's blocks, if told."""
+    """One request: seconds after the trace's begin, lengths in tokens, and ids of the prompt's blocks, if given."""
 
     at: float
     prompt_tokens: int
@@ -51,7 +51,7 @@ def read(path: str) -> list[Row]:
 
 
 def parse(text: str, source: str) -> list[Row]:
-    """The rows of a trace's text; JSON lines (Mooncake) and CSV (Azure) are told apart by the first character.
+    """The rows of a trace's text; JSON lines (Mooncake) and CSV (Azure) are distinguished by the first character.
 
     Raises:
         SettingError: names the line that has another form.

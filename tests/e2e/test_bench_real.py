@@ -38,7 +38,7 @@ def test_a_real_server_is_measured(served, run, tmp_path):
     assert got["requests"]["ok"] == 24
     assert got["tokens"]["output"] == 24 * 12
     assert 24 * (64 + 8) <= got["tokens"]["input"] <= 24 * (64 + 24)
-    # All but the first few find the shared beginning computed.
+    # All but the first few find the shared prefix computed.
     assert 24 * 64 * 0.5 <= got["tokens"]["prefix_cache_hits"] <= 24 * 64
     assert got["inter_token"]["count"] == pytest.approx(24 * 11)
     assert got["queue"]["count"] == 24

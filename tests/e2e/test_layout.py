@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ["operator", "server", "kernels"]
+PACKAGES = [
+    ROOT / package
+    for package in tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"][
+        "packages"
+    ]
+]
 
 # Importing any module of these packages must not load torch; of the server only the parts of its API process.
 TORCH_FREE = [
@@ -70,8 +78,13 @@ def test_no_torch_is_loaded_by(package):
 def test_every_package_states_its_charge():
     inits = [p for folder in FOLDERS for p in (ROOT / folder).rglob("__init__.py")]
     assert len(inits) >= 6
-    silent = [p for p in inits if not p.read_text().lstrip().startswith('"""')]
-    assert silent == []
+    docstrings = {p: ast.get_docstring(ast.parse(p.read_text())) or "" for p in inits}
+    assert [p for p, text in docstrings.items() if not text] == []
+    assert [p for p, text in docstrings.items() if "Does not belong here:" not in text] == []
+
+
+def test_packages_announce_their_types():
+    assert [p for p in PACKAGES if not (p / "py.typed").is_file()] == []
 
 
 @pytest.mark.parametrize("command", ["up", "gateway"])

@@ -1,6 +1,6 @@
 """`pagetide up` with autoscaling: a burst brings replicas, idleness takes them away, and no stream is cut.
 
-The replicas are fakes with two places each, looked at twice a second.
+The replicas are fakes with two batch slots each, scraped twice per second.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def test_a_burst_brings_replicas_and_idleness_takes_them_away(up, pool, until):
     told = one.service("a")
     assert {c["type"]: c["reason"] for c in told["conditions"]}["ScalingActive"] == "Measured"
     assert [d["to"] for d in told["autoscaling"]["decisions"]][-1] == 1
-    assert "a: 1 -> 3 replicas: 2 running and 4 waiting, 2 places a replica" in one.text
+    assert "a: 1 -> 3 replicas: 2 running and 4 waiting, 2 batch slots per replica" in one.text
 
 
 def test_shrinking_under_constant_streaming_cuts_no_stream(up, pool, until):

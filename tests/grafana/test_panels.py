@@ -1,5 +1,5 @@
 """Panels' queries over series whose every value is known: services with one name in two namespaces, servers that begin
-anew, what is absent or no number. `promtool` evaluates them as Prometheus does.
+again, what is absent or no number. `promtool` evaluates them as Prometheus does.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ CASES = (
     ),
     pytest.param(Case("fleet", "Worst queue time, p95", "", IDLE_QUEUE, []), id="no queue time while nobody asks"),
     pytest.param(
-        Case("fleet", "Tokens a second", f"{SERVICE} generated",
+        Case("fleet", "Tokens per second", f"{SERVICE} generated",
              {of("generation_tokens_total", "a", "llm"): "0 100 200 100 200"}, [(A, 400 / 60)]),
         id="a server that began anew counts from nothing",
     ),

@@ -61,7 +61,7 @@ def sections() -> dict[str, str]:
 
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda a: a.name)
 def test_the_runbook_names_the_parameter_to_turn(alert, parameters):
-    advice = sections()[alert.name].partition("Turn:")[2]
+    advice = sections()[alert.name].partition("Fix:")[2]
     named = {path for code in re.findall(r"`([^`]+)`", advice) for path in re.findall(r"[\w.]+", code)}
     named |= {path.rpartition(".")[2] for path in named}
     assert named & parameters, "a section names a field of the resource, or a value of the chart"

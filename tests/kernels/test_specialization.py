@@ -1,6 +1,6 @@
 """No step waits for the compiler: a kernel is compiled once for a model, whatever the batch, and again where said so.
 
-Triton compiles anew when a number becomes 1, or a multiple of 16 or none, unless it is told not to look. It looks only
+Triton compiles again when a number becomes 1, or a multiple of 16 or none, unless it is told not to look. It looks only
 where there is a GPU; here its own rule for that is asked, for the launches that the ops would make.
 """
 

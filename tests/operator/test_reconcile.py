@@ -1,4 +1,4 @@
-"""What one look at a service comes to, against an API server that answers as told."""
+"""What one reconcile of a service does, against an API server that answers as told."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""docs/tuning.md tells of settings that there are, each with a figure."""
+"""docs/tuning.md describes existing settings, each with a figure."""
 
 import re
 from pathlib import Path

@@ -1,7 +1,7 @@
-// The largest value of each row of a product x w^T and its place, without writing the product.
+// The argmax of each row of a product x w^T and its value, without writing the product.
 //
-// With a screen the result is the same, but few of the weights are read: the screen holds them in 8 bits, a fourth of
-// float32. The product with the screen and a bound of its error (Cauchy-Schwarz) say of most places that they cannot be
+// With an int8 pre-filter the result is the same, but few of the weights are read: the filter holds them in 8 bits, a fourth
+// of float32. The product with the filter and a bound of its error (Cauchy-Schwarz) show of most columns that they cannot be
 // the largest; the others are computed from the weights themselves, by the same operations in the same order as in a
 // whole product.
 
@@ -15,7 +15,7 @@
 namespace {
 
 constexpr float NEVER = -std::numeric_limits<float>::infinity();
-// A row of which more than one place in so many may be the largest is computed whole: each place costs a vector of
+// A row of which more than one column in so many may be the largest is computed whole: each column costs a vector of
 // weights a step, and the memory to note it.
 constexpr int64_t FLAT = 32;
 constexpr float LEAST_NORMAL = std::numeric_limits<float>::min(), LOST = 1e-30f;  // LOST: what sums lose by underflow.
@@ -119,7 +119,7 @@ void screen_panel(const Product& p, const Screen& screen, const std::vector<Reac
     }
 }
 
-// The value at one place, as the whole product has it.
+// The value of one column, as the whole product has it.
 template <typename T>
 float value_at(const Product& p, const T* weights, int64_t row, int64_t place) {
     const T* column = weights + place / NR * NR * p.k + place % NR / W * W;
@@ -141,7 +141,7 @@ void find_whole(const Product& p, const T* weights, const std::vector<int64_t>& 
     for (int64_t i = 0; i < count; i++) best[which[i]] = found[i];
 }
 
-// Notes what the screen does not rule out. Throws std::bad_alloc.
+// Notes what the filter does not rule out. Throws std::bad_alloc.
 std::vector<Found> screened(const Product& p, const Screen& screen, int threads) {
     const Left& left = round_left(p, threads);
     std::vector<Reach> reach(p.m);

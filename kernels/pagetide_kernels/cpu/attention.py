@@ -18,7 +18,7 @@ def prepare() -> None:
     """Build and load the op, once a process; takes seconds where it was not built before.
 
     Raises:
-        build.BuildError: it cannot be had on this machine.
+        build.BuildError: it is not available on this machine.
     """
     for dtype in build.DTYPE_NAMES:
         _function(dtype)

@@ -1,6 +1,6 @@
 // Attention of a sequence with one query row ("decode"): all heads of a position before the next position, in parts of
 // PART positions, which are merged at the end, so that one long sequence keeps all threads busy. The parts lie at fixed
-// positions: what a row computes depends neither on its batch mates nor on the number of threads.
+// positions: what a row computes depends neither on other requests in the batch nor on the threads.
 
 #pragma once
 

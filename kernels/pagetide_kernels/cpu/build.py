@@ -50,7 +50,7 @@ _POLL_S = 0.1
 
 
 class BuildError(Exception):
-    """The ops cannot be had on this machine; the text is one line that says why and what would help."""
+    """The ops are not available on this machine; the text is one line that says why and what would help."""
 
 
 @functools.cache
@@ -186,7 +186,7 @@ def sources() -> list[Path]:
 
 
 def key(compiler: list[str], flags: tuple[str, ...]) -> str:
-    """What tells a library from others: all that goes into it."""
+    """What distinguishes a library from others: all that goes into it."""
     parts = (*compiler, *flags, platform.machine())
     texts = [path.read_bytes() for path in (*sources(), *sorted(FOLDER.glob("*.h")))]
     return hashlib.sha256(b"\0".join(["\0".join(parts).encode(), *texts])).hexdigest()[:24]
@@ -219,7 +219,7 @@ def compile_library(compiler: list[str], flags: tuple[str, ...], path: Path) -> 
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold the lock of one library; the system frees it when a process ends, however that was."""
+    """Hold the lock of one library; the system frees it when a process exits, for any reason."""
     deadline = time.monotonic() + LOCK_TIMEOUT_S
     with path.open("w") as file:
         while True:

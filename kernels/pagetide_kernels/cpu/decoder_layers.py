@@ -58,8 +58,8 @@ class Layer:
 class DecoderLayers:
     """Decoder layers and the norm behind them, over one KV cache.
 
-    Holds the memory of what lies between the ops, as much as its largest step took, until nobody holds it any more. Two
-    threads must not run one at once: they would share that memory.
+    Holds the memory of what lies between the ops, as much as its largest step took, until its last reference is gone.
+    Two threads must not run one at once: they would share that memory.
     """
 
     def __init__(self, layers: Sequence[Layer], norm: torch.Tensor, eps: float, caches: Caches) -> None:

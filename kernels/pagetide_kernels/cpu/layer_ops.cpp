@@ -64,7 +64,7 @@ inline void turn(const Heads& h, int64_t token, const float* norm, float* head) 
     }
 }
 
-// Queries and keys of qkv [tokens, (heads + 2 kv_heads) dim] are turned in place; keys and values go to the cache. Returns
+// Queries and keys of qkv [tokens, (heads + 2 kv_heads) dim] get RoPE in place; keys and values go to the cache. Returns
 // whether all slots exist; if not, nothing is changed.
 template <typename T>
 bool rotate_and_cache(const Heads& h, float* qkv, T* keys, T* values, const int64_t* slots, int threads) {
@@ -104,7 +104,7 @@ extern "C" void pagetide_gated(const float* gate_up, float* to, int64_t m, int64
     for (int64_t r = 0; r < m; r++) gate_row(gate_up + r * 2 * n, n, gelu, to + r * n);
 }
 
-// sizes: tokens, heads, kv_heads, dim, pairs that are turned, stride of cos and sin, slots of the caches. The norms may be
+// sizes: tokens, heads, kv_heads, dim, pairs that are rotated, stride of cos and sin, slots of the caches. The norms may be
 // null. Returns 0, or 1 where a token's slot does not exist.
 #define ROTATE(name, type)                                                                                                  \
     extern "C" int pagetide_rotate_and_cache_##name(float* qkv, const float* cos, const float* sin,                         \

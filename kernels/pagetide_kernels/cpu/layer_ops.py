@@ -100,13 +100,13 @@ def rotate_and_cache(
     caches: tuple[torch.Tensor, torch.Tensor],
     slots: torch.Tensor,
 ) -> None:
-    """Turn queries and keys by their positions, and write keys and values into the paged cache.
+    """Apply RoPE to queries and keys, and write keys and values into the paged cache.
 
     Args:
         qkv: [tokens, (heads + 2 kv_heads) * dim]: queries, keys, values; queries and keys are changed.
         heads: of the queries.
-        angles: cos and sin, [tokens, 2 * pairs that are turned]; their second half repeats the first.
-        norms: weights [dim] of the norms of queries and keys, before they are turned; or None.
+        angles: cos and sin, [tokens, 2 * pairs that are rotated]; their second half repeats the first.
+        norms: weights [dim] of the norms of queries and keys, before they are rotated; or None.
         eps: of these norms.
         caches: keys and values, contiguous [blocks, block_size, kv_heads, dim] of one float type; changed.
         slots: int64 [tokens], where in the caches.

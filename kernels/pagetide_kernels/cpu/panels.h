@@ -2,7 +2,7 @@
 //
 // A panel holds NR rows of a weight matrix, transposed: what one step along the inner dimension needs lies together, and
 // a panel is read from memory once a step, from its first byte to its last. All sums run over the inner dimension in
-// the same order whatever the number of rows: a row's result does not depend on its batch mates nor on the threads.
+// the same order whatever the number of rows: results are batch-invariant, and do not depend on the threads.
 
 #pragma once
 

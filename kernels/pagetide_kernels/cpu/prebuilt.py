@@ -17,7 +17,7 @@ from . import build
 
 
 def kinds() -> list[tuple[str, ...]]:
-    """The flags of every kind of processor that `build.instruction_flags` tells apart on this architecture."""
+    """The flags of every kind of processor that `build.instruction_flags` distinguishes on this architecture."""
     if platform.machine().lower() not in build.X86:
         return [()]
     vectors = [

@@ -119,7 +119,7 @@ def _rotary() -> Form:
 
 
 def compile_form(form: Form, target: str) -> dict[str, Any]:
-    """Compile one form and tell of what came out; `stack` is bytes a thread that did not fit the registers."""
+    """Compile one form and report the result; `stack` is bytes a thread that did not fit the registers."""
     made = triton.compile(form.source(), target=TARGETS[target], options=form.options)
     told = {"kernel": form.name, "function": form.kernel.__name__, "target": target, "shared": made.metadata.shared}
     if "cubin" in made.asm:
@@ -132,7 +132,7 @@ def compile_form(form: Form, target: str) -> dict[str, Any]:
 
 
 def _resources(cubin: bytes) -> dict[str, int]:
-    """Registers, stack bytes and wide loads, as the cuobjdump in Triton's package tells them."""
+    """Registers, stack bytes and wide loads, as the cuobjdump in Triton's package reports them."""
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 
     def dump(what: str) -> str:

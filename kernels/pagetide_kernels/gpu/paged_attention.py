@@ -4,7 +4,7 @@ The query heads that share a KV head are packed as rows of one tile, beside a fe
 that keys and values are read once for all of them. Scores and sums are float32, with the online softmax (Milakov and
 Gimelshein, 2018) in powers of two. A batch of decodes with long contexts is cut into parts of SPLIT positions, which
 `_merge_kernel` joins ("flash decoding"): the parts lie at fixed positions, so that a row's result does not depend on
-its batch mates.
+other requests in the batch.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ IS_AMD = torch.version.hip is not None
 class Sizes:
     """What a launch is compiled for: a tile of `rows` has `heads` of one KV head for each of its `tile_queries`.
 
-    keys: positions of a key tile. options: what else Triton is told.
+    keys: positions of a key tile. options: further options of Triton.
     """
 
     rows: int

@@ -1,4 +1,4 @@
-"""Turn queries and keys by their positions, and write keys and values into the paged cache, in one launch."""
+"""Apply RoPE to queries and keys, and write keys and values into the paged cache, in one launch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def rotate_and_cache(
 ) -> None:
     """Rotate `query` in place; store each token's rotated key and its value at `slots[t]`.
 
-    The first `2 * rotated` numbers of a head are turned in pairs: (i, i + rotated), or (2 i, 2 i + 1) where
+    The first `2 * rotated` numbers of a head are rotated in pairs: (i, i + rotated), or (2 i, 2 i + 1) where
     `interleaved`; the others stay. Keys themselves are left as they are: attention reads the cache.
 
     Args:
@@ -75,7 +75,7 @@ def rotate_and_cache(
 
 
 def warps_for(rotated_padded: int) -> int:
-    """Such that a thread turns at most 16 pairs."""
+    """Such that a thread rotates at most 16 pairs."""
     return max(1, min(8, TILE * rotated_padded // 512))
 
 

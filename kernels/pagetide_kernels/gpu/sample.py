@@ -1,4 +1,4 @@
-"""Draw one token a row by temperature, top-k, min-p and top-p in Triton, without sorting the vocabulary.
+"""Sample one token a row by temperature, top-k, min-p and top-p in Triton, without sorting the vocabulary.
 
 Sorting is needed only to find where to cut. Here the cut is searched for instead: whole numbers that order like the
 logits are halved 32 times, and each time the tokens above are counted (top-k) or their mass is added (top-p). Then all
@@ -32,8 +32,8 @@ def sample(
 ) -> torch.Tensor:
     """One token for each row.
 
-    Kept are the top_k largest logits, of these the tokens at least min_p as likely as the likeliest one, and of these
-    the fewest that make up top_p of the mass; the likeliest one always.
+    Kept are the top_k largest logits, of these the tokens at least min_p as likely as the most probable one, and of
+    these the fewest that make up top_p of the mass; the most probable one always.
 
     Args:
         logits: float32 [rows, vocabulary], rows contiguous; a row holds at least one finite logit, no NaN and no +inf.

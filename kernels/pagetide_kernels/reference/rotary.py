@@ -6,7 +6,7 @@ import torch
 
 
 def rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool = False) -> torch.Tensor:
-    """Turn the first numbers of each head in pairs, by the angles of its token, in float32 (Su et al., 2021).
+    """Rotate the first numbers of each head in pairs, by the angles of its token, in float32 (Su et al., 2021).
 
     heads: [tokens, heads, head_dim]. cos, sin: [tokens, rotated]; pairs are (i, i + rotated), or (2 i, 2 i + 1) where
     `interleaved`. What lies behind the pairs stays.

@@ -1,4 +1,4 @@
-"""What drawing by temperature, top-k, min-p and top-p means."""
+"""What sampling by temperature, top-k, min-p and top-p means."""
 
 from __future__ import annotations
 

@@ -81,11 +81,11 @@ class Autoscaler:
         self._reason: Decision | None = None
 
     def saw(self, replica: str, sample: Sample) -> None:
-        """Take in what a replica told."""
+        """Take in a scrape of a replica."""
         self._windows.setdefault(replica, Window()).add(sample)
 
     def step(self, fleet: Fleet, scaling: Autoscaling, drain_s: float, now: float) -> Step:
-        """What to do at `now`. A change of `desired` counts once `made` is told of it."""
+        """What to do at `now`. A change of `desired` counts once `made` is called."""
         names = {r.name for r in fleet.replicas}
         self._windows = {name: window for name, window in self._windows.items() if name in names}
         decision = decide(self._observation(fleet, now), scaling, self.memory, fleet.wake, now)
@@ -117,13 +117,13 @@ class Autoscaler:
         names = tuple(r.name for r in draining)
         if decision.replicas >= fleet.desired:
             self._reason = None
-            # Where more serve than there should be, a leaver is still to be removed: nobody else must go instead.
+            # Where more serve than there should be, a leaver is still to be removed: no other must go instead.
             surplus = max(0, sum(r.ready_at is not None for r in fleet.replicas) - decision.replicas)
             return Step(decision, decision.replicas, undrain=names[surplus:])
         if len(fleet.replicas) < fleet.desired:
             return Step(decision, fleet.desired - 1)  # one that could not be made is not wanted any more
         if fleet.is_rolling or len(fleet.replicas) > fleet.desired:
-            return Step(decision, fleet.desired)  # who will be left is not settled yet
+            return Step(decision, fleet.desired)  # which ones remain is not settled yet
         if not draining:
             return self._begin(decision, fleet, now)
         leaver, *others = draining
@@ -135,7 +135,7 @@ class Autoscaler:
         return Step(decision, fleet.desired, undrain=rest)
 
     def _begin(self, decision: Decision, fleet: Fleet, now: float) -> Step:
-        """Choose who leaves; one that does not answer yet has nothing to finish."""
+        """Choose the replica to remove; one that is not ready yet has nothing to finish."""
         candidates = [
             Candidate(r.name, r.ready_at is not None, r.ready_at or 0.0, self._load(r.name, now), r.neighbours)
             for r in fleet.replicas
@@ -147,7 +147,7 @@ class Autoscaler:
         return Step(decision, fleet.desired, drain=victim.name)
 
     def _is_drained(self, replica: Replica, drain_s: float, now: float) -> bool:
-        """Whether it may go: by its own figures, told after all gateways knew, or because its time is over."""
+        """Whether it may go: by its own metrics, scraped after all gateways knew, or because its time is over."""
         since = replica.draining_at if replica.draining_at is not None else math.inf
         if now - since >= max(drain_s, NOTICE_S):
             return True

@@ -67,7 +67,7 @@ def status_after(before: Mapping[str, Any], decision: Decision, desired: int, no
 
 
 def changes_in(status: Mapping[str, Any]) -> list[Change]:
-    """The changes that `status.autoscaling` tells of, oldest first; what is no decision is passed over."""
+    """The changes that `status.autoscaling` has, oldest first; what is no decision is passed over."""
     out = []
     for entry in status.get("decisions") or []:
         try:
@@ -88,9 +88,10 @@ def sentence(decision: Decision, desired: int) -> str:
 def _why(decision: Decision) -> str:
     seen, name = decision.seen, decision.winner
     reasons = {
-        "batch": f"{seen.running:.0f} running and {seen.waiting:.0f} waiting, {seen.capacity:.0f} places a replica",
-        "queue": f"requests wait {queue_p95(seen):.2f} s for a place (95th percentile or oldest)",
-        "memory": f"{seen.kv_used:.0f} tokens of KV cache in use, {seen.kv_capacity:.0f} a replica",
+        "batch": f"{seen.running:.0f} running and {seen.waiting:.0f} waiting, "
+        f"{seen.capacity:.0f} batch slots per replica",
+        "queue": f"requests wait {queue_p95(seen):.2f} s for a batch slot (95th percentile or oldest)",
+        "memory": f"{seen.kv_used:.0f} tokens of KV cache in use, {seen.kv_capacity:.0f} per replica",
         "prompt": f"{seen.demand:.0f} uncached prompt tokens/s, {seen.rate or 0:.0f} for a full replica",
         "idle": "no request for idleSeconds",
         "wake": "a gateway holds a request",
@@ -99,13 +100,13 @@ def _why(decision: Decision) -> str:
 
 
 def active_condition(decision: Decision) -> tuple[bool, str, str]:
-    """(holds, reason, message) of ScalingActive; the message has no figure that changes from look to look."""
+    """(holds, reason, message) of ScalingActive; the message has no figure that changes from scrape to scrape."""
     if decision.is_measured:
         if not decision.replicas:
             return True, "Asleep", "at zero until a gateway holds a request"
         return True, "Measured", "the load decides how many replicas there are"
     if decision.seen.missing:
-        return False, "NoMetrics", "no ready replica tells its metrics; nothing changes until one does"
+        return False, "NoMetrics", "no ready replica can be scraped; nothing changes until one can"
     return False, "Starting", "no replica is ready yet; nothing changes until one is"
 
 

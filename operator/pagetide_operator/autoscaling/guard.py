@@ -1,4 +1,4 @@
-"""Whether one replica fewer can hold what there is, and who would leave. Pure."""
+"""Whether one replica fewer can hold what there is, and which would leave. Pure."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Candidate:
     Attributes:
         is_ready: it answers requests.
         ready_at: since when; 0 where it does not.
-        load: None where its metrics are not to be had: it may be as busy as can be.
+        load: None where its metrics cannot be scraped: it may be as busy as can be.
         neighbours: replicas of the service on its node.
     """
 
@@ -44,7 +44,7 @@ class Candidate:
 
 
 def choose_victim(candidates: Sequence[Candidate]) -> Candidate | None:
-    """Who leaves: one that does not answer yet, else the one with the least in flight and the coldest cache.
+    """Which replica is removed: one that is not ready yet, else the one with the least in flight and the coldest cache.
 
     A ReplicaSet removes pods that are not ready before all others, whatever we would choose. One without metrics is
     the last choice.
@@ -58,5 +58,5 @@ def _cost(one: Candidate) -> tuple[object, ...]:
 
 
 def replicaset_victim(candidates: Sequence[Candidate]) -> Candidate | None:
-    """Who leaves on a cluster that knows no pod-deletion-cost (before 1.22): the one that its ReplicaSet will take."""
+    """The replica to remove without pod-deletion-cost (before 1.22): the one that its ReplicaSet will take."""
     return min(candidates, key=lambda c: (c.is_ready, -c.neighbours, -c.ready_at, c.name), default=None)

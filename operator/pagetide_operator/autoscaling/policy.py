@@ -1,6 +1,7 @@
 """Observation, spec and time -> decision: the whole rule of scaling in one pure function, `decide`.
 
-What must be remembered between two decisions is data, too: it goes in as `Memory` and comes out anew in the decision.
+What must be remembered between two decisions is data, too: it goes in as `Memory` and comes out changed in the
+decision.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _MOST_CHANGES = 100
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Rate:
-    """Prompt tokens a second of one replica, as seen at a time."""
+    """Prompt tokens per second of one replica, as seen at a time."""
 
     value: float | None = None
     at: float = 0.0
@@ -46,7 +47,7 @@ class Memory:
         changes: made changes, oldest first.
         busy_at: when it last had a request, was woken, or had a replica start. None: nothing is known yet.
         guarded_since: since when the cache alone keeps a replica.
-        full: prompt tokens a second that full replicas computed.
+        full: prompt tokens per second that full replicas computed.
         late: at which requests waited too long, such that it is 1 / `batchUtilization` of what each was asked for.
     """
 
@@ -63,11 +64,11 @@ class Decision:
     """How many replicas there should be, and why.
 
     Attributes:
-        replicas: to be had now; one less than `current` at most.
+        replicas: wanted now; one less than `current` at most.
         wanted: what the signals ask for together, before limits.
         winner: the signal that asked for the most; `idle` and `wake` stand for themselves.
         limiter: what keeps `replicas` from being `wanted`, in one word; empty where nothing does.
-        is_measured: some replica told its load.
+        is_measured: some replica's load was scraped.
     """
 
     current: int
@@ -118,7 +119,7 @@ def _asleep(seen: Observation, scaling: Autoscaling, memory: Memory, wake: float
 
 
 def _is_awaited(scaling: Autoscaling, memory: Memory, wake: float | None) -> bool:
-    """Whether somebody has asked for a replica since the service went to zero.
+    """Whether a gateway has asked for a replica since the service went to zero.
 
     Gateways have other clocks, but no service goes to zero within `idleSeconds` of such an ask: a later one than that
     is a new one.
@@ -150,7 +151,7 @@ def _limited(out: Decision, scaling: Autoscaling, is_idle: bool, now: float) -> 
 
 
 def _is_idle(seen: Observation, scaling: Autoscaling, memory: Memory, now: float) -> bool:
-    """Whether it may go to zero: nobody has asked for anything long enough, and nothing speaks for the contrary.
+    """Whether it may go to zero: no request for long enough, and nothing else against it.
 
     What is still loading may have been woken for a request that waits for it; what is silent may be at work.
     """
@@ -160,7 +161,7 @@ def _is_idle(seen: Observation, scaling: Autoscaling, memory: Memory, now: float
 
 
 def _with_activity(memory: Memory, seen: Observation, scaling: Autoscaling, wake: float | None, now: float) -> Memory:
-    """The first look counts as activity: what was before is not known."""
+    """The first scrape counts as activity: what was before is not known."""
     is_busy = seen.starting > 0 or any(load.is_busy for load in seen.loads)
     times = [memory.busy_at or now] + ([now] if is_busy else [])
     if wake is not None:

@@ -1,4 +1,4 @@
-"""Asks servers for their metrics: many at once, none for long. A slow or dead one costs nobody else anything."""
+"""Asks servers for their metrics: many at once, none for long. A slow or dead one delays no other."""
 
 from __future__ import annotations
 

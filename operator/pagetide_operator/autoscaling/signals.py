@@ -1,6 +1,6 @@
 """What each signal of load asks for, one function each. Pure; no clock, no memory.
 
-Every rule looks at `Observation` and makes an `Ask`; the greatest counts.
+Every rule maps an `Observation` to an `Ask`; the largest wins.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from .windows import WINDOW_S, Load, count_of, merged, quantile
 
 # A ratio this close to 1 changes nothing, as in HorizontalPodAutoscaler.
 TOLERANCE = 0.1
-# What is left after a shrink must hold so many times the load: with 1.1, load that was steady brought back who had just
-# left, now and then.
+# What is left after a shrink must hold so many times the load: with 1.1, load that was steady brought back the
+# replica just removed, now and then.
 SHRINK_MARGIN = 1.2
 # A long queue says little about how much is missing: no more than twice as many at once.
 MOST_GROWTH = 2.0
@@ -30,12 +30,12 @@ class Observation:
 
     Attributes:
         desired: replicas that were asked for; what is still starting is part of it.
-        loads: of the ready replicas that told their metrics.
+        loads: of the ready replicas whose metrics were scraped.
         settled: how many of those have been ready for a whole window: what the queue looks like with the younger ones
             in place is not known yet.
-        missing: ready replicas whose metrics are not to be had.
+        missing: ready replicas whose metrics cannot be scraped.
         starting: replicas that exist and are not ready yet.
-        rate: uncached prompt tokens a second that one full replica was seen to compute of late; None: not known.
+        rate: uncached prompt tokens per second that one full replica was seen to compute of late; None: not known.
     """
 
     desired: int
@@ -78,7 +78,7 @@ class Observation:
 
     @property
     def demand(self) -> float:
-        """Uncached prompt tokens a second that clients ask for."""
+        """Uncached prompt tokens per second that clients ask for."""
         return sum(load.demand for load in self.loads)
 
 
@@ -91,14 +91,14 @@ class Ask:
 
 
 def asks(seen: Observation, scaling: Autoscaling) -> list[Ask]:
-    """What each signal asks for; empty where no replica tells anything."""
+    """What each signal asks for; empty where no replica has metrics."""
     if not seen.loads:
         return []
     return [by_batch(seen, scaling), by_queue(seen, scaling), by_memory(seen, scaling), by_prompt(seen, scaling)]
 
 
 def by_batch(seen: Observation, scaling: Autoscaling) -> Ask:
-    """As many that running and waiting requests take `batchUtilization` of the places."""
+    """As many that running and waiting requests take `batchUtilization` of the batch slots."""
     places = seen.capacity * scaling.batch_utilization
     return Ask("batch", _held(seen, (seen.running + seen.waiting) / places))
 
@@ -122,7 +122,7 @@ def by_prompt(seen: Observation, scaling: Autoscaling) -> Ask:
 
 
 def by_queue(seen: Observation, scaling: Autoscaling) -> Ask:
-    """More, where requests wait for a place longer than they may.
+    """More, where requests wait for a batch slot longer than they may.
 
     Only replicas that have been there for a whole window count: those started meanwhile are the answer to this very
     queue, and have yet to shorten it.
@@ -136,7 +136,7 @@ def by_queue(seen: Observation, scaling: Autoscaling) -> Ask:
 
 
 def queue_p95(seen: Observation) -> float:
-    """Seconds that requests wait for their place: the worst of the 95th percentile and of those that wait now.
+    """Seconds that requests wait for a batch slot: the worst of the 95th percentile and of those that wait now.
 
     Of one replica as well, if requests wait in it: the average of all must not hide it.
     """
@@ -158,7 +158,7 @@ def _held(seen: Observation, exact: float) -> int:
 
     Replicas without metrics count as idle when that means growing, and as full when it means shrinking, so that what
     is not known does neither. What is left after shrinking must hold some more, lest the next fluctuation bring
-    back who has just left.
+    back the one just removed.
     """
     exact = min(exact, MOST_REPLICAS)
     # Rounded, lest 0.1 * 3 / 0.3 take two.

@@ -15,7 +15,7 @@ WINDOW_S = 30.0
 SHORT_S = 10.0
 # A queue that has shrunk to this part of what it was within SHORT_S is being worked off.
 WORKED_OFF = 0.75
-# A server that has told nothing for so long has no metrics: three scrapes.
+# A server that has not been scraped for so long has no metrics: three scrapes.
 STALE_S = 16.0
 
 
@@ -25,16 +25,16 @@ class Load:
 
     Attributes:
         capacity: sequences that it could run at once now: the engine's own admissible sequences.
-        queued: requests that got their place within the window, by the time that they had waited.
+        queued: requests that got a batch slot within the window, by the time that they had waited.
         kv_used, kv_cached, kv_capacity: tokens.
         query_tokens, hit_tokens: prompt tokens looked up and found in the prefix cache within the window.
-        demand: uncached prompt tokens a second that clients ask of it, whether or not it keeps up.
+        demand: uncached prompt tokens per second that clients ask of it, whether or not it keeps up.
         backlog: uncached prompt tokens of the requests that wait in it, where it lacks room for them.
-        served: uncached prompt tokens a second that it computed.
+        served: uncached prompt tokens per second that it computed.
         full_rate: the same for as long as requests waited in it at every scrape, so that it is the most it can do; 0
             where that was less than SHORT_S seconds.
         lacks_room: requests have been waiting in it at the last two scrapes, and the queue is not on its way to its
-            end: what a burst leaves for a moment is no want of capacity, nor is what is being worked off.
+            end: what a burst leaves for a moment is no lack of capacity, nor is what is being worked off.
         is_busy: it has or had a request within the window.
     """
 
@@ -62,7 +62,7 @@ class Load:
 
 
 class Window:
-    """The scrapes of one life of one server. A server that starts anew starts a new window."""
+    """The scrapes of one life of one server. A server that restarts starts a new window."""
 
     def __init__(self) -> None:
         self._samples: collections.deque[Sample] = collections.deque()
@@ -90,7 +90,7 @@ class Window:
         return self._samples[-1].at if self._samples else -math.inf
 
     def load(self, now: float) -> Load | None:
-        """What the window comes to, or None where the server has told nothing of late."""
+        """What the window comes to, or None where the server has not been scraped of late."""
         if now - self.last_at > STALE_S:
             return None
         first, last = self._samples[0], self._samples[-1]
@@ -132,7 +132,7 @@ class Window:
         return recent[-1].waiting > WORKED_OFF * max(s.waiting for s in recent)
 
     def _demand(self, begin: int) -> float:
-        """Uncached prompt tokens a second since scrape number `begin`: those computed, and those that piled up."""
+        """Uncached prompt tokens per second since scrape number `begin`: those computed, and those that piled up."""
         first, last = self._samples[begin], self._samples[-1]
         seconds = last.at - first.at
         if not seconds:

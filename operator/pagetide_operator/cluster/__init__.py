@@ -1,4 +1,4 @@
-"""A cluster as it is found: the API server over HTTP, kinds of objects, what pods say, what watches told.
+"""A cluster as it is found: the API server over HTTP, kinds of objects, what pods report, what watches report.
 
 Belongs here: facts that hold for any operator. Does not belong here: what ought to be (`desired/`), and what an
 InferenceService's state means (`verdicts/`).

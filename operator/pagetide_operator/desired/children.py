@@ -123,7 +123,7 @@ def owner_reference(service: InferenceService) -> Manifest:
 
 
 def key_of(manifest: Mapping[str, Any]) -> tuple[str, str]:
-    """(kind, name): what tells the children of one service apart."""
+    """(kind, name): what identifies a child among those of one service."""
     return manifest["kind"], manifest["metadata"]["name"]
 
 

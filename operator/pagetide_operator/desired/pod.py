@@ -62,7 +62,7 @@ def labels_of(service: InferenceService) -> dict[str, str]:
 
 
 def pod_template(service: InferenceService, default_image: str) -> Manifest:
-    """`spec.template` of the Deployment. The hash in it tells pods of this template from older ones."""
+    """`spec.template` of the Deployment. The hash in it distinguishes pods of this template from older ones."""
     given = service.template
     spec = merged(_pod_spec(service, default_image), {k: given[k] for k in _POD_LEVEL if k in given})
     for container in [*spec.get("initContainers", []), *spec["containers"]]:

@@ -1,4 +1,4 @@
-"""What a Deployment's pods are made from: kept as it is, made anew, or waiting for a model to be fetched. Pure."""
+"""What a Deployment's pods are made from: kept as it is, recreated, or waiting for a model to be fetched. Pure."""
 
 from __future__ import annotations
 
@@ -63,14 +63,14 @@ def version_of(
 def kept_template(service: InferenceService, live: Mapping[str, Any] | None) -> Manifest | None:
     """The pod template that the live Deployment was made with, if it was made for this very spec.
 
-    What somebody has edited does not have the hash that it carries, and is made anew.
+    What another client has edited does not have the hash that it carries, and is recreated.
     """
     annotations = annotations_of(live)
     return noted_template(live) if annotations.get(ANNOTATION_FINGERPRINT) == service.fingerprint else None
 
 
 def noted_template(live: Mapping[str, Any] | None) -> Manifest | None:
-    """The pod template that the live Deployment was made with, if it can still be told."""
+    """The pod template that the live Deployment was made with, if it is still known."""
     annotations = annotations_of(live)
     if ANNOTATION_TEMPLATE not in annotations:
         return None

@@ -12,7 +12,7 @@ from .status import PATH_STATUS
 
 
 def fetch_status(host: str, port: int) -> dict[str, Any]:
-    """What the `pagetide up` on this port tells about itself.
+    """What the `pagetide up` on this port reports about itself.
 
     Raises:
         SettingError: none answers there.

@@ -121,7 +121,7 @@ class Runner:
         return EXIT_WRONG_SETTING
 
     def status(self) -> list[dict[str, Any]]:
-        """Every service as `/status` tells it."""
+        """Every service as `/status` reports it."""
         now = time.time()
         return [
             describe(

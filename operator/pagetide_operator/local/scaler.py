@@ -72,7 +72,7 @@ class LocalScaler:
             await self._scraper.close()
 
     def describe(self, name: str) -> dict[str, Any] | None:
-        """What `/status` tells of a service's scaling, with the names of the resource's status."""
+        """What `/status` reports of a service's scaling, with the names of the resource's status."""
         one = self._known.get(name)
         if one is None or one.step is None:
             return None

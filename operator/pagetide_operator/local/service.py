@@ -25,7 +25,7 @@ class LocalService:
         model: the server's MODEL argument.
         replicas: how many at the begin, as `replicas_field` of the resource says.
         autoscaling: how their number follows the load; None where it does not.
-        leave_seconds: how long one that leaves waits for its streams before it is told to end.
+        leave_seconds: how long one that leaves waits for its streams before it is asked to end.
         settings: EngineConfig field names to values.
         environment: variables beside those of this process.
         notes: parts of the resource that have no effect here.

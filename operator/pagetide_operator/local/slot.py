@@ -12,7 +12,7 @@ from .service import LocalService
 
 @dataclasses.dataclass
 class Slot:
-    """One replica over all its lives. `reason` tells why the last one ended; `ready_at`, `draining_at`: since when this
+    """One replica over all its lives. `reason` says why the last one ended; `ready_at`, `draining_at`: since when this
     one answers, and gets nothing new (seconds since the epoch)."""
 
     service: LocalService

@@ -1,4 +1,4 @@
-"""What is told about local services: conditions, the JSON of `/status`, and the rows of the table."""
+"""What is reported about local services: conditions, the JSON of `/status`, and the rows of the table."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ class Supervisor:
         self._changed.set()
 
     def remove(self, service: LocalService, name: str) -> None:
-        """Do not want this replica any more: it is told to end."""
+        """Do not want this replica any more: it is asked to end."""
         self._wanted[service.name].remove(name)
         self._changed.set()
 
@@ -125,8 +125,8 @@ class Supervisor:
 
     def _new_slot(self, service: LocalService, name: str) -> Slot:
         self.slots[name] = slot = Slot(service, name, self._logs / f"{name}.log")
-        with contextlib.suppress(OSError):  # the start will tell what is wrong with it
-            slot.log.unlink()  # a log tells about this run only
+        with contextlib.suppress(OSError):  # the start will report what is wrong with it
+            slot.log.unlink()  # a log is about this run only
         return slot
 
     async def _start(self, slot: Slot) -> None:
@@ -168,7 +168,7 @@ class Supervisor:
         routed = self.routed(slot)
         was_ready = slot.was_ready or (routed is not None and routed.health.ready)
         slot.broken = is_broken(code, was_ready)
-        # What a killed process has said last is not why it ended.
+        # The last line of a killed process is not why it exited.
         words = os_process.last_line(slot.log) if code >= 0 else ""
         self._note_failure(slot, os_process.describe_exit(code) + (f": {words}" if words else ""))
 

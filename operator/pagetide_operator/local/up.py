@@ -48,7 +48,7 @@ def main(argv: Sequence[str], command: ReplicaCommand = replica_command, scrape_
     for service in services:
         if service.notes:
             print(f"{service.name}: has no effect on one machine: {', '.join(service.notes)}", file=sys.stderr)
-    # Only now: what is wrong with the input is told before the servers' code is loaded.
+    # Only now: what is wrong with the input is reported before the servers' code is loaded.
     from .runner import Runner
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -1,4 +1,4 @@
-"""Gauges that are read from what the operator has seen when somebody asks for them; nothing is kept here."""
+"""Gauges that are read from what the operator has seen when they are scraped; nothing is kept here."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from pagetide_spec.web import check_port
 
 
 async def serve(registry: CollectorRegistry, port: int, is_synced: Callable[[], bool]) -> web.AppRunner:
-    """Start to answer on `port`; the caller ends it with `cleanup()`. Ready is who has seen the whole cluster once.
+    """Start to answer on `port`; the caller ends it with `cleanup()`. Ready once the whole cluster was listed.
 
     Raises:
         SettingError: there is no such port, or it is taken.

@@ -72,7 +72,7 @@ class Leader:
                 return
 
     def holds(self) -> bool:
-        """Whether nobody else can have the Lease yet: asked before each write, as this process may have stood still."""
+        """Whether no other process can have the Lease yet: checked before each write, as this one may have stalled."""
         return self._clock() - self._renewed < RENEW_DEADLINE
 
     async def release(self) -> None:
@@ -116,7 +116,7 @@ class Leader:
             raise
 
     async def _write(self, lease: dict[str, Any] | None, holder: str) -> None:
-        """Write the Lease over the very state that was read; a 409 says that somebody else has written."""
+        """Write the Lease over the very state that was read; a 409 says that another client has written."""
         now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         spec = {"holderIdentity": holder, "leaseDurationSeconds": int(DURATION), "renewTime": now}
         if lease is None:

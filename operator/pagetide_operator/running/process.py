@@ -159,7 +159,7 @@ class Operator:
             corrected = await self._relist()
             dead = self._watchdog.dead_watches(corrected, self._sight.events) if self._synced.is_set() else []
             if dead:
-                raise OperatorError(f"the watch of {', '.join(dead)} has died; starting anew")
+                raise OperatorError(f"the watch of {', '.join(dead)} has died; restarting")
             self._synced.set()
             for name in self._store.resources():
                 self._queue.add(name)

@@ -1,4 +1,4 @@
-"""Tells a watch that died without a sign from one that is merely behind. Pure."""
+"""Distinguishes a watch that failed silently from one that is merely behind. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 
 class Watchdog:
-    """Compares what each relist found with what the watches told.
+    """Compares what each relist found with what the watches reported.
 
     A single difference means little: the list may be some milliseconds ahead. Two lists in a row that differ, with no
     event of that kind between them, mean that its watch is dead. Only `watched` kinds have one.

@@ -34,14 +34,14 @@ logger = logging.getLogger(__name__)
 
 # Before, a ReplicaSet does not heed the deletion cost.
 DELETION_COST_SINCE = (1, 22)
-# A status that somebody else has written meanwhile is written again over the new one, so often, so much later.
+# A status that another client has written meanwhile is written again over the new one, so often, so much later.
 TRIES = 10
 RETRY_S = 0.2
 
 
 @dataclasses.dataclass
 class _Scaled:
-    """One service: which life of it, its autoscaler, what its conditions say, and the last wake that was looked at."""
+    """One service: which life of it, its autoscaler, what its conditions say, and the last wake that was handled."""
 
     uid: str
     brain: Autoscaler
@@ -87,7 +87,7 @@ class Scaler:
         """Round after round, and in between whatever wakes.
 
         Raises:
-            OperatorError: the server does not tell its version.
+            OperatorError: the server does not report its version.
         """
         version = await patiently(functools.partial(act.server_version, self._client))
         self._follows_cost = version >= DELETION_COST_SINCE
@@ -118,7 +118,7 @@ class Scaler:
             self._telemetry.forget_scaling(name)
 
     async def _undrain_all(self, name: Name) -> None:
-        """Nobody removes a draining pod of a service that is paused or not scaled any more."""
+        """No draining pod is removed of a service that is paused or not scaled any more."""
         for pod in self._pods(name):
             if ANNOTATION_DRAINING in (pod["metadata"].get("annotations") or {}):
                 await self._patch(name, pod["metadata"]["uid"], undrain_patch(), "stays")
@@ -182,7 +182,7 @@ class Scaler:
                 logger.debug("%s/%s: no metrics of %s: %s", *name, uid, sample)
 
     async def _carry_out(self, name: Name, step: Step) -> None:
-        """Tell gateways and the ReplicaSet who leaves, and who does not after all."""
+        """Mark the pods that drain for gateways and the ReplicaSet, and unmark those that stay after all."""
         for uid in step.undrain:
             await self._patch(name, uid, undrain_patch(), "stays")
         if step.drain:
@@ -196,7 +196,7 @@ class Scaler:
                 self._store.put("Pod", written)
 
     async def _write(self, name: Name, service: InferenceService, step: Step, wake: float | None) -> bool:
-        """Put the new number into the status, where `reconcile` finds it, and tell everybody; whether it was done.
+        """Put the new number into the status, where `reconcile` finds it, and report it; whether it was done.
 
         `wake` is the last ask for a replica that the step knew of.
         """

@@ -38,9 +38,9 @@ def wake_of(resource: Object) -> float | None:
 
 
 def drain_patch(now: float) -> dict[str, Any]:
-    """What tells gateways that a pod drains, and its ReplicaSet that it goes first.
+    """The marks by which gateways see that a pod drains, and its ReplicaSet that it goes first.
 
-    The time is told to the second: the next one, lest the notice that gateways get be shorter than NOTICE_S.
+    The time is written to the second: the next one, lest the notice that gateways get be shorter than NOTICE_S.
     """
     return _annotations({ANNOTATION_DRAINING: timestamp(math.ceil(now)), ANNOTATION_DELETION_COST: LEAVES_FIRST})
 
@@ -66,7 +66,7 @@ def _replica(pod: Object, neighbours: int) -> Replica:
 
 
 def _time(thing: Object, annotation: str) -> float | None:
-    """An annotation's time; None where it has none, or one that nobody can read."""
+    """An annotation's time; None where it has none, or one that cannot be parsed."""
     text = (thing["metadata"].get("annotations") or {}).get(annotation)
     try:
         return seconds_of(text) if text else None

@@ -1,4 +1,4 @@
-"""When services are looked at: all of them every few seconds, and one at once where that is asked for."""
+"""When services are scraped: all of them every few seconds, and one at once where that is asked for."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Awaitable, Callable, Iterable
 from ..cluster.store import Name
 from ..work import WorkQueue
 
-# Services that are looked at side by side: a slow one holds up its own place only.
+# Services that are scraped concurrently: a slow one blocks only its own slot.
 LOOKERS = 64
-# Places for those that cannot wait for their turn.
+# Slots for those that cannot wait for their turn.
 URGENT_LOOKERS = 8
 
 
 class Rounds:
-    """`names` says which services there are; `look` looks at one, and raises nothing."""
+    """`names` says which services there are; `look` scrapes one, and raises nothing."""
 
     def __init__(
         self, names: Callable[[], Iterable[Name]], look: Callable[[Name], Awaitable[None]], interval_s: float
@@ -25,11 +25,11 @@ class Rounds:
         self._urgent: WorkQueue[Name] = WorkQueue()
 
     def hurry(self, name: Name) -> None:
-        """Look at this service now; the usual round may be at it meanwhile."""
+        """Scrape this service now; the usual round may do so meanwhile."""
         self._urgent.add(name)
 
     async def run(self) -> None:
-        """Round after round, until cancelled. One that is still looked at when its turn comes is looked at again."""
+        """Round after round, until cancelled. One that is still scraped when its turn comes is scraped again."""
         lookers = [self._looker(self._due) for _ in range(LOOKERS)]
         lookers += [self._looker(self._urgent) for _ in range(URGENT_LOOKERS)]
         await asyncio.gather(self._begin_for_ever(), *lookers)

@@ -1,4 +1,4 @@
-"""Which services are to be scaled. Each state of a resource is read once, however often it is looked at."""
+"""Which services are to be scaled. Each state of a resource is read once, however often it is used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who decides how many replicas there are: Pagetide's autoscaler, and what it is compared with."""
+"""What decides how many replicas there are: Pagetide's autoscaler, and what it is compared with."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KPA_S = 2.0
 
 @dataclasses.dataclass(frozen=True)
 class Orders:
-    """What is to be done: how many replicas, who gets nothing new, who goes."""
+    """What is to be done: how many replicas, which get nothing new, which go."""
 
     desired: int
     drain: str | None = None
@@ -32,7 +32,7 @@ class Orders:
 
 
 class Controller(Protocol):
-    """Looked at every `period_s` seconds. `samples`: of the ready replicas; `held`: requests that wait for one."""
+    """Evaluated every `period_s` seconds. `samples`: of the ready replicas; `held`: requests that wait for one."""
 
     name: str
     period_s: float

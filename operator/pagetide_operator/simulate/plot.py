@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pagetide_spec.errors import SettingError
+from pagetide_spec.errors import SettingError, install_hint
 
 from .replay import Played
 
@@ -54,7 +54,7 @@ def _figure_class() -> Any:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise SettingError("--plot", "matplotlib", "is not installed: pip install 'pagetide[plot]'") from None
+        raise SettingError("--plot", "matplotlib", f"is not installed: {install_hint('plot')}") from None
     return Figure
 
 

@@ -25,7 +25,7 @@ OBSERVE_S = 2.0
 
 @dataclasses.dataclass(frozen=True)
 class Fleet:
-    """The servers. `prefill_rate` in tokens a second, `decode_s` a generated token, `cache_blocks` of the trace's."""
+    """The servers. `prefill_rate` in tokens per second, `decode_s` a generated token, `cache_blocks` of the trace's."""
 
     replicas: int = 8
     cache_blocks: int = 4000

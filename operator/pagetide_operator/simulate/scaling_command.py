@@ -22,7 +22,7 @@ from .scaling import Goals, Rivals, compare_scaling, loaded
 from .server import ServerModel
 
 _MODEL_FLAGS = (
-    ("--prefill-rate", float, "prefill_rate", "tokens of prompt that a replica computes in a second"),
+    ("--prefill-rate", float, "prefill_rate", "prompt tokens that a replica computes per second"),
     ("--step-ms", float, "step_s", "milliseconds of a step, whatever is in it"),
     ("--sequence-ms", float, "sequence_s", "milliseconds of a step for each sequence that decodes"),
     ("--kv-tokens", int, "kv_tokens", "tokens that a replica's KV cache holds"),
@@ -87,7 +87,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="a fixed fleet to compare with; may be repeated (default: the mean and the most that Pagetide used)",
     )
-    group.add_argument("--plot", metavar="FILE", help="draw all of it over time as a PNG (needs matplotlib)")
+    group.add_argument("--plot", metavar="FILE", help="plot all of it over time as a PNG (needs matplotlib)")
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:

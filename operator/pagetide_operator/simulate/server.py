@@ -1,8 +1,8 @@
-"""The model of one server: continuous batching with chunked prefill, told in steps.
+"""The model of one server: continuous batching with chunked prefill, step by step.
 
 A step takes `step_s`, and `sequence_s` for each sequence that decodes, and 1 / `prefill_rate` for each token of a
 prompt. Each decoding sequence makes one token a step; prompts share what is left of `batched_tokens`. Requests join in
-the order of arrival while there is some of that left, a place in the batch, and room for all their tokens in the KV
+the order of arrival while there is some of that left, a batch slot, and room for all their tokens in the KV
 cache, so that nothing is ever preempted. Blocks of prompts stay cached; least recently used ones go first. Steps in
 which nothing joins or leaves are taken at once.
 """
@@ -151,7 +151,7 @@ class Server:
         return count
 
     def _has_room(self) -> bool:
-        """Whether the first in the queue may join: there is a place, and memory for all of it."""
+        """Whether the first in the queue may join: there is a batch slot, and memory for all of it."""
         if not self.waiting or self.running >= self._model.max_seqs:
             return False
         return not self.running or _size(self.waiting[0]) <= self._room

@@ -1,4 +1,4 @@
-"""One look at a server's `/metrics`, and what happened between two of them. Pure."""
+"""One scrape of a server's `/metrics`, and what happened between two of them. Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Look:
     histograms: Mapping[str, Buckets]
 
     def value(self, name: str, label: str = "") -> float | None:
-        """One number, or None where it was not told or is none (NaN, infinite)."""
+        """One number, or None where it was not exported or is none (NaN, infinite)."""
         found = self.values.get((name, label))
         return found if found is not None and math.isfinite(found) else None
 
@@ -105,5 +105,5 @@ class Change:
 
 
 def has_begun_anew(before: Look, after: Look) -> bool:
-    """Whether another process told the second look."""
+    """Whether the second scrape is of another process."""
     return after.total("engine_steps_total") < before.total("engine_steps_total")

@@ -1,4 +1,4 @@
-"""What is on the screen, whoever told it. Pure."""
+"""What is on the screen, from any source. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .exposition import Change
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One replica. None: nobody tells. Ratios are 0 to 1, times in seconds."""
+    """One replica. None: not known. Ratios are 0 to 1, times in seconds."""
 
     service: str
     replica: str
@@ -27,7 +27,7 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Frame:
-    """One look at everything. `detail` is there where all is about one server; `note` says what cannot be seen."""
+    """One scrape of everything. `detail` is there where all is about one server; `note` says what cannot be seen."""
 
     title: str
     rows: Sequence[Row]
@@ -37,7 +37,7 @@ class Frame:
 
 
 def row_of(service: str, replica: str, state: str, change: Change) -> Row:
-    """A replica's row from two looks at its metrics."""
+    """A replica's row from two scrapes of its metrics."""
     now = change.after
     waiting = (now.value("requests_waiting") or 0.0) + (now.value("requests_swapped") or 0.0)
     return Row(

@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.text import Text
 
 from pagetide_spec.command_line import Parser
-from pagetide_spec.errors import SettingError
+from pagetide_spec.errors import SettingError, install_hint
 from pagetide_spec.flags import seconds
 
 from .screen import Screen
@@ -27,7 +27,7 @@ WIDTH_OF_A_FILE = 200
 
 
 def main(argv: Sequence[str]) -> int:
-    """Watch until Ctrl-C; 0 at its end, 1 where nobody answers, 2 for a wrong call or URL."""
+    """Watch until Ctrl-C; exits with 0, 1 where the target does not answer, 2 for a wrong call or URL."""
     args = parser().parse_args(argv)
     try:
         check(args)
@@ -47,10 +47,10 @@ def parser() -> Parser:
     out = Parser("pagetide top", description="A live view of a server, a gateway or, without a URL, a cluster.")
     out.add_argument("url", nargs="?", default="", help="of a server or a gateway, such as http://127.0.0.1:8080")
     out.add_argument("--namespace", "-n", help="of the cluster; all namespaces unless given")
-    out.add_argument("--interval", type=seconds, default=2.0, help="seconds between two looks (default: %(default)s)")
-    out.add_argument("--once", action="store_true", help="print one view and end, as where there is no terminal")
+    out.add_argument("--interval", type=seconds, default=2.0, help="seconds between two scrapes (default: %(default)s)")
+    out.add_argument("--once", action="store_true", help="print once and exit, as without a terminal")
     out.add_argument("--api-key", default=os.environ.get("PAGETIDE_API_KEY", ""),
-                     help="of a gateway that asks for one (default: PAGETIDE_API_KEY)")  # fmt: skip
+                     help="of a gateway that requires one (default: PAGETIDE_API_KEY)")  # fmt: skip
     return out
 
 
@@ -118,5 +118,5 @@ async def _source(args: argparse.Namespace) -> Source:
     except ModuleNotFoundError as error:
         if error.name and error.name.startswith("pagetide"):
             raise
-        raise NoAnswer("a cluster needs: pip install 'pagetide[operator]'; or name a URL") from None
+        raise NoAnswer(f"a cluster needs the extra: {install_hint('operator')}; or name a URL") from None
     return ClusterSource(args.namespace)

@@ -1,4 +1,4 @@
-"""How numbers are told. Pure."""
+"""How numbers are printed. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NEARLY, FULL = 0.8, 0.95
 
 
 def plain(text: object) -> str:
-    """What somebody else says, on one line and without what would steer the terminal."""
+    """Text from elsewhere, on one line and without what would steer the terminal."""
     return "".join(c if c.isprintable() else " " for c in str(text))
 
 

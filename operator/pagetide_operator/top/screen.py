@@ -40,7 +40,7 @@ class Screen:
 
 
 def _at_most(lines: Sequence[str], room: int | None) -> list[RenderableType]:
-    """As many lines as there is room for; the last one tells of the others."""
+    """As many lines as there is room for; the last one counts the others."""
     if room is None or len(lines) <= room:
         return [Text(line) for line in lines]
     return [*(Text(line) for line in lines[: room - 1]), Text(f"... {len(lines) - room + 1} more services", "dim")]

@@ -23,22 +23,22 @@ from .numbers import plain
 TIMEOUT_S = 5.0
 # What a fleet's figures never reach.
 MOST_BYTES = 32 << 20
-# The window over which rates and quantiles are told.
+# The window over which rates and quantiles are computed.
 WINDOW_S = 30.0
 # Of what is wrong with a service; the rest is in its status.
 _BROKEN_LENGTH = 100
 
 
 class NoAnswer(PagetideError):
-    """Whoever is watched cannot be asked, or says no; it may be back later."""
+    """The target cannot be scraped, or refuses; it may be back later."""
 
 
 class NotOurs(PagetideError):
-    """Who answers there is neither a server of ours nor a gateway."""
+    """The target is neither a server of ours nor a gateway."""
 
 
 class Source(Protocol):
-    """Somebody to watch."""
+    """A target to watch."""
 
     async def frame(self) -> Frame:
         """What there is to see now.
@@ -54,13 +54,13 @@ class Source(Protocol):
 
 
 class History:
-    """The looks at one server within the window. `change` is from the oldest of them to the newest."""
+    """The scrapes of one server within the window. `change` is from the oldest of them to the newest."""
 
     def __init__(self) -> None:
         self._looks: deque[Look] = deque()
 
     def add(self, found: Look) -> Change:
-        """Take in a look; what another process told before it is forgotten."""
+        """Take in a scrape; those of an earlier process are dropped."""
         if self._looks and has_begun_anew(self._looks[-1], found):
             self._looks.clear()
         self._looks.append(found)

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 Object = Mapping[str, Any]
 Name = tuple[str, str]
 
-# A pod that gave no answer is asked again after so many seconds, at the next look at its service.
+# A pod that gave no answer is asked again after so many seconds, at the next reconcile of its service.
 RETRY_SECONDS = 30.0
 WORKERS = 4
 
@@ -35,7 +35,7 @@ class Capacity:
 
 
 def parsed(text: str) -> Capacity | None:
-    """The capacity in a server's metrics, or None where they do not tell it."""
+    """The capacity in a server's metrics, or None where they do not have it."""
     try:
         sample = parse_sample(text, at=0.0)
     except ValueError:
@@ -53,7 +53,7 @@ def total(pods: Iterable[Object], known: Mapping[str, Capacity]) -> Capacity | N
 
 
 class Meter:
-    """Asks pods for their capacity in the background, and says whose service to look at again.
+    """Asks pods for their capacity in the background, and says which service to reconcile again.
 
     An operator outside of the cluster reaches no pod; then nothing is known, and nothing else suffers.
     """

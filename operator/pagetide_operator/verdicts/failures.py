@@ -94,7 +94,7 @@ def _container_failures(container: Object, *, may_end: bool) -> Iterator[Failure
 
 
 def _ended(state: Object, may_end: bool) -> Mapping[str, Any] | None:
-    """How a container ended, if it should not have."""
+    """How a container exited, if it should not have."""
     ended: Mapping[str, Any] = state.get("terminated") or {}
     is_fine = may_end and ended.get("exitCode") == 0 and ended.get("reason") != "OOMKilled"
     return None if is_fine or not ended else ended

@@ -112,7 +112,7 @@ def changes(before: Object, after: Status) -> Status:
 def ready_verdict(service: InferenceService, children: Children, wanted: int, trouble: Failure | None) -> Verdict:
     """Ready: enough replicas answer, and none of the current version fails.
 
-    Where enough answer, one more that finds no room is no fault of the service: that is for Progressing to tell.
+    Where enough answer, one more that finds no room is no fault of the service: that is for Progressing to report.
     """
     if wanted == 0 and service.autoscaling is not None:
         return ASLEEP

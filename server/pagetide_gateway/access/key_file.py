@@ -37,7 +37,7 @@ def read_keys(path: Path) -> list[Key]:
     except (OSError, UnicodeDecodeError) as error:
         raise SettingError(FLAG, str(path), f"cannot be read: {getattr(error, 'strerror', '') or error}") from None
     if not keys:
-        raise SettingError(FLAG, str(path), "has no keys; whoever reads it would be shut out")
+        raise SettingError(FLAG, str(path), "has no keys; every client would be shut out")
     for what in ("name", "digest"):
         if len({getattr(key, what) for key in keys}) < len(keys):
             raise SettingError(FLAG, str(path), f"two entries have the same {'name' if what == 'name' else 'key'}")

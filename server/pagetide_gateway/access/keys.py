@@ -1,4 +1,4 @@
-"""API keys: who may ask, how much at once and how often, and whose cache entries are whose.
+"""API keys: which requests are allowed, how many at once and how often, and a cache salt for each.
 
 Keys are kept as hashes, and a key is found by its hash: what the look-up's time tells is about a hash of which nobody
 can choose the beginning, and nothing about the keys there are.

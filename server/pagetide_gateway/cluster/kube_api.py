@@ -12,7 +12,7 @@ import msgspec
 from .kube_config import KubeConfig
 
 TIMEOUT_S = 30.0
-# So long lasts a watch. Then everything is listed anew, so that a watch which died without a sign costs no more.
+# So long lasts a watch. Then everything is listed again, which bounds the effect of a watch that failed silently.
 WATCH_S = 60
 _MARGIN_S = 10.0
 _PAGE = 500

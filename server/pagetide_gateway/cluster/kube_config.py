@@ -74,7 +74,7 @@ def _from_kubeconfig(paths: str) -> KubeConfig:
 
 
 def _token(configuration: Any) -> str | None:
-    """Of a login; the client asks anew for one that has expired."""
+    """Of a login; the client asks again for one that has expired."""
     found = configuration.auth_settings().get("BearerToken")
     return str(found["value"]).removeprefix("Bearer ") if found else None
 

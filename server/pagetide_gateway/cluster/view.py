@@ -70,7 +70,7 @@ def service_view(resource: Mapping[str, Any]) -> ServiceView:
 
 
 def _broken(resource: Mapping[str, Any]) -> tuple[str, str]:
-    """The reason for which a service is not Ready, and what to tell of it, where no waiting helps; else nothing.
+    """The reason for which a service is not Ready, and what to report of it, where no waiting helps; else nothing.
 
     What the operator said of an earlier state of the service does not count.
     """

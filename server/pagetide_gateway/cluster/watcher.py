@@ -1,6 +1,6 @@
 """Keeps the registry as the cluster is: lists and watches InferenceServices and their pods, and wakes services.
 
-An API server that is away changes nothing: the gateway goes on with what it knows, and its own health polls tell which
+An API server that is away changes nothing: the gateway goes on with what it knows, and its own health polls show which
 replicas are still there.
 """
 

@@ -48,7 +48,7 @@ def judge(health: Health, poll: Poll) -> Health:
         return Health(ready=True, reason="")
     if poll.result in ("timeout", "unreachable", "unknown"):
         misses = health.misses + 1
-        if poll.result == "unknown":  # nobody was asked, so nobody was silent
+        if poll.result == "unknown":  # no replica was polled, so none was silent
             misses = max(health.misses, min(misses, MISSES_ALLOWED + 1))
         if misses <= MISSES_ALLOWED:
             return dataclasses.replace(health, misses=misses)

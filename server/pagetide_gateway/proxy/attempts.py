@@ -25,7 +25,7 @@ from .relay import Answer, Heard, StreamBroken, relay
 log = logging.getLogger(__name__)
 
 _REPEATS_OF_BEGUN = 1
-# Answers that tell of a broken replica; a 503 is one that loads or drains, and says so itself.
+# Answers that show a broken replica; a 503 is one that loads or drains, and says so itself.
 _FAULTS = frozenset((500, 502, 504))
 
 
@@ -34,7 +34,7 @@ class Exchange:
     """One request on its way.
 
     `prompt_bytes`: 0 where they say nothing about the number of tokens. `begun` counts attempts that a replica may have
-    worked on; `was_closed`: the last one found its connection closed; `was_full`: one was told that a queue is full.
+    worked on; `was_closed`: the last one found its connection closed; `was_full`: one refused since its queue is full.
     """
 
     service: Service
@@ -110,7 +110,7 @@ class Attempts:
         return candidates[choice.replica], service.router.send(exchange.prompt, choice, now)
 
     async def _hold(self, exchange: Exchange) -> None:
-        """Wait for a replica; one that refused may be it, once it has been found ready anew."""
+        """Wait for a replica; one that refused may be it, once it has been found ready again."""
         service = exchange.service
         exchange.tried.clear()
         try:
@@ -130,7 +130,7 @@ class Attempts:
         return {replica.name: replica for replica in candidates}
 
     def _failed(self, exchange: Exchange, replica: Replica, failure: AttemptFailed) -> ApiError:
-        """Note a failed attempt; returns what the client is told if no other replica takes over."""
+        """Note a failed attempt; returns the client's error if no other replica takes over."""
         model = exchange.service.model
         log.warning("%s: %s failed request %s: %s", model, replica.name, exchange.request_id, failure.why)
         exchange.was_closed = failure.was_closed
@@ -145,7 +145,7 @@ class Attempts:
         return no_ready_replica(model, [replica.state])
 
     def _refused(self, service: Service, replica: Replica, status: int, before: ApiError | None) -> ApiError:
-        """Note a refusal; returns what the client is told if no other replica takes over."""
+        """Note a refusal; returns the client's error if no other replica takes over."""
         if status == 429:
             return queue_full(service.model, replica.name)
         # It loads or drains, until a poll says otherwise.
@@ -181,7 +181,7 @@ class Attempts:
             with replica.exchange(answer.lose):
                 await self._pass_on(exchange, answer, ticket)
         finally:
-            # A response that was not read to its end takes its connection with it, which tells the replica to stop.
+            # A response that was not read to its end takes its connection with it, which makes the replica stop.
             response.release()
         return response.status
 

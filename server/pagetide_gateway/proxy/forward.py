@@ -1,4 +1,4 @@
-"""The hot path's front: who asks, for which service, with what body; then it is for `attempts` to get an answer."""
+"""The hot path's front: which client, which service, what body; then it is for `attempts` to get an answer."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ GENERATING_PATHS = frozenset(("/v1/completions", "/v1/chat/completions", "/v1/re
 
 @dataclasses.dataclass(frozen=True)
 class Access:
-    """Who may ask (`keys` None: everybody), and the key that replicas want, which replaces the client's."""
+    """The clients' keys (`keys` None: none required), and the key that replicas want, which replaces the client's."""
 
     keys: KeyRing | None = None
     upstream_key: str | None = None

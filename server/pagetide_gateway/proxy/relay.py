@@ -21,11 +21,11 @@ _BROKEN = (aiohttp.ClientError, OSError)
 
 
 class StreamBroken(Exception):
-    """The replica broke off after the first byte; the client has been told."""
+    """The replica's answer was cut off after the first byte; the client has got an error."""
 
 
 class Answer:
-    """A response whose head is there. `lose` ends it; what then breaks is told with that reason."""
+    """A response whose head is there. `lose` ends it; what then breaks is reported with that reason."""
 
     def __init__(self, response: aiohttp.ClientResponse, replica: Replica) -> None:
         self.response, self.replica = response, replica
@@ -80,7 +80,7 @@ class Answer:
 
 
 class Heard:
-    """What a stream's pieces tell on the way: that the replica lives, its first token, and how it ended."""
+    """What a stream's pieces show on the way: that the replica lives, its first token, and how it ended."""
 
     def __init__(self, replica: Replica, on_first: Callable[[float], object]) -> None:
         self._replica, self._on_first = replica, on_first

@@ -35,7 +35,7 @@ class Service:
         key: unique here: `namespace/name` in a cluster.
         served: the model's name at its replicas.
         model: what clients call it: `served` where that is unique, else `key`.
-        card: its entry in `/v1/models` as a replica last told it.
+        card: its entry in `/v1/models` as a replica last reported it.
         wake: asks for a replica; a service without it does not hold requests.
         broken: why it will have no replica until somebody changes it; empty where it may have one.
         held: requests that wait for a replica now.
@@ -82,7 +82,7 @@ class Service:
         return [r.state for r in self.replicas.values()]
 
     def describe(self) -> dict[str, Any]:
-        """Entry in `/v1/models`: what the replicas tell (max_model_len, ...), under this service's own name."""
+        """Entry in `/v1/models`: what the replicas report (max_model_len, ...), under this service's own name."""
         known = {"object": "model", "created": self.created, "owned_by": "pagetide"}
         return {**known, **self.card, "id": self.model}
 

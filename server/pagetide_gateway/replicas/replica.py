@@ -14,7 +14,7 @@ from ..routing.replica_load import Figures
 class Health:
     """What the last polls of `/readyz` said.
 
-    `reason` tells why a replica is not ready; where `is_told` it is in the replica's own words.
+    `reason` says why a replica is not ready; where `is_told` it is in the replica's own words.
     """
 
     ready: bool = False

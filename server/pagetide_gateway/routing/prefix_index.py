@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
-# For a replica that has not told its size yet. An entry takes about 130 bytes.
+# For a replica that has not reported its size yet. An entry takes about 130 bytes.
 DEFAULT_BLOCKS = 16_384
 MAX_BLOCKS = 65_536
 
@@ -44,12 +44,12 @@ class PrefixIndex:
         self._trim()
 
     def limit(self, most: int) -> None:
-        """From now on hold no more than `most`, whatever size the replica tells."""
+        """From now on hold no more than `most`, whatever size the replica reports."""
         self.most = max(1, min(most, MAX_BLOCKS))
         self.resize(self.capacity)
 
     def clear(self) -> None:
-        """The replica has begun anew."""
+        """The replica has begun again."""
         self._blocks.clear()
 
     def _trim(self) -> None:

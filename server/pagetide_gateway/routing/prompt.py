@@ -1,7 +1,7 @@
 """What a router needs to know of a request's body. With no tokenizer here, it hashes text and learns its density.
 
 Blocks are cut from the prompt's canonical content: JSON in one spelling, tools before messages as templates have them,
-no closing bracket, so that a conversation that goes on keeps its beginning.
+no closing bracket, so that a conversation that goes on keeps its prefix.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rendezvous hashing: everybody who knows the same names makes the same choice (Thaler, Ravishankar, 1998)."""
+"""Rendezvous hashing: all that know the same names make the same choice (Thaler, Ravishankar, 1998)."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ _BLOCK_FADE = 0.98
 _LEAST_SAMPLE = 64
 # Figures older than this say nothing.
 STALE_S = 15.0
-# Between two looks at the counters, so many prompt tokens at least make a sample.
+# Between two scrapes of the counters, so many prompt tokens at least make a sample.
 _LEAST_QUERY = 256
 _CONFIDENCE_STEP = 0.3
 
@@ -63,7 +63,7 @@ class ReplicaLoad:
         self._others = 0.0
         self._sent_tokens = self._expected_tokens = 0.0
         self._block_tokens = 0.0
-        # The replica's counters at the last sample; before the first one they tell of times that nobody here saw.
+        # The replica's counters at the last sample; before the first one they are of times before this gateway.
         self._counted, self._is_counting = (0.0, 0.0), False
 
     @property
@@ -76,7 +76,7 @@ class ReplicaLoad:
         return self.in_flight + (self._others if now - self._figures_at < STALE_S else 0.0)
 
     def wait_s(self, now: float) -> float:
-        """Seconds until the batch has a place, where more requests are there than may run."""
+        """Seconds until a batch slot is free, where more requests are there than may run."""
         most = self._figures.max_running if self._figures is not None else None
         if not most:
             return 0.0
@@ -119,7 +119,7 @@ class ReplicaLoad:
         self._leave_queue(ticket, now)
 
     def remove(self, ticket: Ticket, now: float, *, is_whole: bool = True) -> None:
-        """It is answered; or, not `is_whole`, refused or given up, which tells nothing of how long answers take."""
+        """It is answered; or, not `is_whole`, refused or given up, which says nothing of how long answers take."""
         if ticket not in self._tickets:
             return
         self._tickets.discard(ticket)
@@ -138,7 +138,7 @@ class ReplicaLoad:
     def _correct(self, query_tokens: float, hit_tokens: float) -> None:
         """Compare the hits that were expected since the last sample with those that the replica counts."""
         queried, hit = query_tokens - self._counted[0], hit_tokens - self._counted[1]
-        if queried < 0:  # it has begun anew, with nothing cached
+        if queried < 0:  # it has begun again, with nothing cached
             self.index.clear()
         elif queried < _LEAST_QUERY:
             return  # the sample goes on growing

@@ -1,6 +1,6 @@
 """Which replica takes a request: a pure choice. No clock (times are arguments, in seconds), no I/O, no tokenizer.
 
-One router serves one InferenceService. Who drives it (the gateway, the local runner, `pagetide simulate`) calls, in
+One router serves one InferenceService. Its owner (the gateway, the local runner, `pagetide simulate`) calls, in
 this order for each request:
 
     choice = router.choose(prompt, candidates, now)  # names of replicas that may take it; no request is counted
@@ -16,11 +16,11 @@ beginning up to and including that block (`prompt.read` makes them of a request'
 The rule of `ExpectedTime`: the least expected time to first token, which is
 
     (tokens queued there to be prefilled + uncached tokens of this prompt) / measured prefill rate
-        + RUNNING_S a running sequence + time for a free place in the batch, where none is
+        + RUNNING_S a running sequence + time for a free batch slot, where none is
 
 within a bound on the requests that one replica may have more than the others. Among near-equals a rendezvous hash
-of the first block that nobody has decides, so that gateways which know nothing of each other agree; prompts too short
-to have a block leave nothing to find again, and go to each in turn.
+of the first block that no replica has decides, so that gateways which know nothing of each other agree; prompts too
+short to have a block leave nothing to find again, and go to each in turn.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class Router(Protocol):
 class RoundRobin:
     """Replicas in turn.
 
-    Keeps the name of the last choice and not a counter, so that a replica that comes or goes shifts nobody else's turn.
+    Keeps the name of the last choice and not a counter, so that a replica that comes or goes shifts no other's turn.
     """
 
     def __init__(self) -> None:
@@ -190,7 +190,7 @@ class ExpectedTime:
         return ticket
 
     def first_token(self, ticket: Ticket, now: float) -> None:
-        """The request's prefill is over; how long it took tells the replica's rate."""
+        """The request's prefill is over; how long it took shows the replica's rate."""
         if (load := self._loads.get(ticket.replica)) is not None:
             load.prefilled(ticket, now)
 

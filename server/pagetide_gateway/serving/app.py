@@ -50,7 +50,7 @@ class Gateway:
     """ASGI app over a registry that its owner keeps up to date.
 
     `extra_routes` are the owner's own, such as the local runner's `/status`; `is_synced` is true once
-    the owner has told all services there are. Connections to replicas and the health
+    the owner has registered all services. Connections to replicas and the health
     poller live as long as the app's lifespan.
     """
 
@@ -96,7 +96,7 @@ class Gateway:
             await self._rest(scope, receive, send if scope["type"] != "http" else _with_id(send, scope))
 
     def _refusal(self, scope: Scope) -> ApiError | None:
-        """Why one who asks about models may not."""
+        """Why a request for the models is refused."""
         if scope["type"] != "http" or self._access.keys is None or not scope["path"].startswith("/v1/"):
             return None
         try:
@@ -106,7 +106,7 @@ class Gateway:
         return None
 
     def cut(self) -> None:
-        """End the requests that are still at replicas; their clients are told."""
+        """End the requests that are still at replicas; their clients get an error."""
         for _, replica in self.registry.replicas():
             replica.draining = True  # none is to take over
             replica.lose("the gateway is shutting down")
@@ -165,7 +165,7 @@ class Gateway:
         return JSONResponse(service.describe())
 
     async def _version(self, request: Request) -> Response:
-        """Pagetide's version, as a server tells it."""
+        """Pagetide's version, as a server reports it."""
         return JSONResponse({"version": _VERSION})
 
     async def _live(self, request: Request) -> Response:

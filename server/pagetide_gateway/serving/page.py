@@ -1,6 +1,6 @@
 """The gateway's page at `/`, and what it shows as JSON at `/summary`: services, replicas, the last minutes. Read only.
 
-`pagetide top` reads the same JSON. Where API keys are asked for, the JSON needs one; the page itself tells nothing.
+`pagetide top` reads the same JSON. Where API keys are asked for, the JSON needs one; the page itself shows nothing.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ POINTS = 60
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """One service over one interval. Rates are per second; None: nobody told."""
+    """One service over one interval. Rates are per second; None: not known."""
 
     time: float
     in_flight: int
@@ -45,18 +45,18 @@ class Point:
     hit_ratio: float | None
 
 
-# Totals of one replica, as it last told them.
+# Totals of one replica, as it last exported them.
 Totals = dict[str, tuple[float | None, float | None, float | None]]
 
 
 def totals_of(service: Service) -> Totals:
-    """Generated, looked-up and found tokens of each replica that tells its figures."""
+    """Generated, looked-up and found tokens of each replica with metrics."""
     told = {r.name: _figures(r) for r in service.replicas.values()}
     return {name: (f.generated_tokens, f.query_tokens, f.hit_tokens) for name, f in told.items() if f is not None}
 
 
 def point_of(service: Service, before: Totals, now: Totals, seconds: float, at: float) -> Point:
-    """What a service did between two looks. A replica that has begun anew since counts from nothing."""
+    """What a service did between two scrapes. A replica that has begun again since counts from nothing."""
     generated, queries, hits = (_grown(before, now, index) for index in range(3))
     told = [f for r in service.replicas.values() if (f := _figures(r)) is not None]
     return Point(
@@ -71,7 +71,7 @@ def point_of(service: Service, before: Totals, now: Totals, seconds: float, at: 
 
 
 def _figures(replica: Replica) -> Figures | None:
-    """What a replica tells; nothing of one that does not answer now."""
+    """What a replica exports; nothing of one that does not answer now."""
     return replica.figures if replica.health.ready else None
 
 
@@ -85,7 +85,7 @@ def _grown(before: Totals, now: Totals, index: int) -> float:
 
 
 class Page:
-    """Remembers the last minutes of every service while `run` runs. `keys`: who may see them (None: everybody)."""
+    """Remembers the last minutes of every service while `run` runs. `keys`: whose holders may see them (None: all)."""
 
     def __init__(
         self, registry: Registry, keys: KeyRing | None, interval_s: float = INTERVAL_S,

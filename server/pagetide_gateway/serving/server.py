@@ -52,7 +52,7 @@ class GatewayServer(uvicorn.Server):
     def stop(self, *, now: bool = False) -> None:
         """Take no new request, and end when those under way are answered or `drain_s` is over (`now`: at once).
 
-        The port stays open until then: who asks is told to ask elsewhere, and that this process is well.
+        The port stays open until then: requests get 503, and probes still succeed.
         """
         if not self._gateway.is_draining:
             self._deadline = asyncio.get_running_loop().time() + self._drain_s
@@ -68,7 +68,7 @@ class GatewayServer(uvicorn.Server):
         await super().startup(sockets)
 
     async def on_tick(self, counter: int) -> bool:
-        """uvicorn's question, ten times a second, whether to end.
+        """uvicorn's question, ten times per second, whether to end.
 
         Raises:
             Exception: what a background task of the gateway died of; without it replicas are no longer looked after.

@@ -17,7 +17,7 @@ def in_background(work: Callable[[], T]) -> asyncio.Future[T]:
     Unlike with `asyncio.to_thread`, neither the end of the event loop nor that of the process waits for it.
     """
     found: concurrent.futures.Future[T] = concurrent.futures.Future()
-    # Nobody can stop it any more, also if who waits gives up.
+    # Nobody can stop it any more, also if the waiting request is cancelled.
     found.set_running_or_notify_cancel()
 
     def run() -> None:

@@ -19,7 +19,7 @@ from ..wire.messages import SequenceOutput, Structure
 
 log = logging.getLogger(__name__)
 
-# How long a client is told to wait: as long as others wait now, up to a limit; where none are known, a moment.
+# Retry-After of a client: as long as others wait now, up to a limit; where none are known, a moment.
 RETRY_AFTER_SECONDS = 1
 MAX_RETRY_AFTER_SECONDS = 60
 

@@ -177,7 +177,7 @@ class Generation:
         return delta
 
     def _answered(self, run: Run, output: SequenceOutput) -> None:
-        """One answer has ended: tell the engine where it does not know, and close the request after its last one."""
+        """One answer is complete: abort it at the engine if it still runs, and close the request after its last."""
         if output.finish_reason is None:
             self._engine.stop(output.request_id, output.index)
         if not run.is_open:

@@ -75,7 +75,7 @@ def _chat_token(tokenizer: Tokenizer, token_id: int, logprob: float) -> dict[str
 
 
 def prompt_logprobs(tokenizer: Tokenizer, entries: Sequence[TokenLogprobs | None]) -> list[dict[str, Any] | None]:
-    """vLLM's form for prompts: for each token, what is known of it and of the likeliest ones, by token id."""
+    """vLLM's form for prompts: for each token, what is known of it and of the most probable ones, by token id."""
     return [_prompt_entry(tokenizer, e) if e else None for e in entries]
 
 

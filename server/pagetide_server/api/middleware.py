@@ -30,7 +30,7 @@ def key_matches(authorization: str, keys: Sequence[bytes]) -> bool:
     """Whether an Authorization header brings one of the keys. Looks at all of them, each in constant time."""
     scheme, _, given = authorization.partition(" ")
     token = given.strip().encode()
-    # All of them first: stopping at a match would tell by time which key it was.
+    # All of them first: stopping at a match would leak by time which key it was.
     matches = [hmac.compare_digest(token, key) for key in keys]
     return any(matches) and scheme.lower() == "bearer"
 
@@ -162,7 +162,7 @@ class _Call:
             await response(translate(error))(scope, receive, self.send)
 
     def fields(self) -> dict[str, Any]:
-        """What the access line tells, for structured logs."""
+        """What the access line reports, for structured logs."""
         figures = self._scope.get("state", {}).get("figures") or {}
         now = time.monotonic()
         arrival, scheduled, first = (figures.get(k) for k in ("arrival", "scheduled", "first_token"))

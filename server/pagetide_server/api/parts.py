@@ -20,7 +20,7 @@ class Parts:
         return bool(self.content or self.reasoning or self.tool_calls)
 
     def whole_calls(self) -> list[ToolCall]:
-        """The tool calls with their pieces joined, as a whole answer tells them: without `index`."""
+        """The tool calls with their pieces joined, as a whole answer has them: without `index`."""
         whole: dict[object, ToolCall] = {}
         for piece in self.tool_calls:
             call = whole.get(piece.index)

@@ -47,10 +47,10 @@ class Prompter:
     ) -> list[PromptText]:
         """The prompts of a completion request: one text, one list of ids, or a list of either.
 
-        `keep`: cut each prompt to its last tokens. `room`: tokens of the window that it must leave.
+        `keep`: cut each prompt to its last tokens. `room`: tokens of the context that it must leave.
 
         Raises:
-            ApiError: 400; wrong form, empty, unknown ids, or too long for the window.
+            ApiError: 400; wrong form, empty, unknown ids, or too long for the context.
         """
         given = _separate(prompt)
         texts = [one for one in given if isinstance(one, str)]
@@ -65,7 +65,7 @@ class Prompter:
         """The prompt of a chat, from its messages and the template: as text, and its token ids.
 
         Raises:
-            ApiError: 400; wrong messages, no template, the template's own objection, or too long for the window.
+            ApiError: 400; wrong messages, no template, the template's own objection, or too long for the context.
         """
         text = await self.render(request)
         keep = request.truncate_prompt_tokens
@@ -105,7 +105,7 @@ class Prompter:
         """Token ids of each text.
 
         Raises:
-            ApiError: 400; a text is so long that no tokenization of it can leave `room` in the window (None: as long
+            ApiError: 400; a text is so long that no tokenization of it can leave `room` in the context (None: as long
                 as it likes).
         """
         if room is not None:
@@ -138,7 +138,7 @@ class Prompter:
 
 
 def tools_of(request: ChatRequest | TokenizeRequest) -> list[dict[str, Any]] | None:
-    """The tools that the model may be told of."""
+    """The tools that the model may see."""
     if isinstance(request, ChatRequest) and request.tool_choice == "none":
         return None
     return request.tools

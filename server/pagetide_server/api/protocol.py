@@ -28,7 +28,7 @@ RequestId = Annotated[str, Meta(pattern="^[!-~]{1,128}$")]
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
-    """What a stream tells beside the text."""
+    """What a stream has beside the text."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None

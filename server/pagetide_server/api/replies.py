@@ -55,7 +55,7 @@ class ToolFunction(msgspec.Struct, omit_defaults=True):
 
 
 class ToolCall(msgspec.Struct, kw_only=True):
-    """A tool call, or in a stream a piece of it; `index` is told only in streams."""
+    """A tool call, or in a stream a piece of it; `index` is set only in streams."""
 
     index: int | UnsetType = UNSET
     id: str | UnsetType = UNSET

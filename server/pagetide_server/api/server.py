@@ -54,7 +54,7 @@ class _Uvicorn(uvicorn.Server):
 
 
 class Server:
-    """Serves one model until a signal comes or the engine ends.
+    """Serves one model until a signal comes or the engine exits.
 
     Args:
         config: all settings.

@@ -85,7 +85,7 @@ class Splitter:
         return held
 
     def reason(self, finish_reason: str | None) -> str | None:
-        """The finish reason, which tells of tool calls."""
+        """The finish reason, which may be tool calls."""
         return "tool_calls" if finish_reason == "stop" and self._called and self._tells_calls else finish_reason
 
 

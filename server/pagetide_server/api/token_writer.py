@@ -1,4 +1,4 @@
-"""Writing a plain token's event without making it anew: only its text differs from that of the token before."""
+"""Writing a plain token's event without making it again: only its text differs from that of the token before."""
 
 from __future__ import annotations
 

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
+from pagetide_spec.errors import install_hint
+
 from .generation import Generation
 
 if TYPE_CHECKING:
@@ -61,7 +63,7 @@ def tracing(env: Mapping[str, str], version: str) -> Tracing | None:
         return Tracing(_provider(wanted, version))
     except ImportError as error:
         asked = next(name for name in (EXPORTER, *ENDPOINTS) if env.get(name))
-        log.warning("%s is set, but %s is not installed: no traces; pip install 'pagetide[otel]'", asked, error.name)
+        log.warning("%s is set, but %s is not installed: no traces; %s", asked, error.name, install_hint("otel"))
         return None
 
 
@@ -142,7 +144,7 @@ class Tracing:
 
 
 def http_attributes(scope: Scope, route: str, code: int, request_id: str) -> dict[str, Any]:
-    """What any HTTP server tells of a request."""
+    """What any HTTP server records of a request."""
     return {
         "http.request.method": scope["method"],
         "http.route": route,

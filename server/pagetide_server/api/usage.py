@@ -31,7 +31,7 @@ class UsageWriter:
 
 
 def note(request: Request, generation: Generation, model: str, response_id: str) -> None:
-    """Leave what the access line and the trace tell of a request with it."""
+    """Leave what the access line and the trace report of a request with it."""
     request.state.generation, request.state.model, request.state.response_id = generation, model, response_id
     records = [run.record for run in generation.runs]
     first = [r.first_at for r in records if r.first_at]

@@ -92,7 +92,8 @@ def with_length(params: SamplingParams, max_tokens: int, bad_words: tuple[tuple[
 def answer_length(prompt_len: int, wanted: int | None, default: int | None, limits: Limits) -> int:
     """How many tokens the answer to a prompt may have.
 
-    As vLLM does it, a length that was asked for must fit into the window, while a default is cut to what is left of it.
+    As vLLM does it, a length that was asked for must fit into the context, while a default is cut to what is left of
+    it.
 
     Raises:
         ApiError: 400; the prompt leaves no room, or less than was asked for. Says both numbers.
@@ -104,8 +105,8 @@ def answer_length(prompt_len: int, wanted: int | None, default: int | None, limi
         return left if default is None else min(default, left)
     if wanted > left:
         raise invalid(
-            f"max_tokens: {wanted}: the model's window is {window} tokens, of which the prompt takes {prompt_len}; "
-            f"at most {left} are left",
+            f"max_tokens: {wanted}: the model's context length is {window} tokens, of which the prompt takes "
+            f"{prompt_len}; at most {left} are left",
             "max_tokens",
             "context_length_exceeded",
         )
@@ -113,7 +114,7 @@ def answer_length(prompt_len: int, wanted: int | None, default: int | None, limi
 
 
 def least_room(wanted: int | None) -> int:
-    """How many tokens a prompt must leave room for: one, unless it is only to be scored (`max_tokens` 0)."""
+    """How many tokens a prompt must leave room for: one, unless it only gets log probabilities (`max_tokens` 0)."""
     return 0 if wanted == 0 else 1
 
 
@@ -121,13 +122,13 @@ def check_prompt_length(prompt_len: int, limits: Limits, room: int = 1, at_least
     """Refuse a prompt that leaves no room for `room` tokens.
 
     Raises:
-        ApiError: 400 with the window and the prompt's length (`at_least`: a lower bound of it).
+        ApiError: 400 with the context length and the prompt's length (`at_least`: a lower bound of it).
     """
     if prompt_len + room <= limits.max_model_len:
         return
     count = f"at least {prompt_len}" if at_least else str(prompt_len)
     raise invalid(
-        f"the prompt has {count} tokens, but the model's window is {limits.max_model_len} tokens, "
+        f"the prompt has {count} tokens, but the model's context length is {limits.max_model_len} tokens, "
         "prompt and answer together; shorten the prompt",
         "prompt",
         "context_length_exceeded",

@@ -1,6 +1,6 @@
 """Connections to the server under load: HTTP/1.1 POSTs without a task or a buffer for each piece of an answer.
 
-A general client wakes a coroutine for every chunk, which at 20,000 tokens a second is most of a core. Here each chunk
+A general client wakes a coroutine for every chunk, which at 20,000 tokens per second is most of a core. Here each chunk
 is one call from the socket through the HTTP parser to the reader of events.
 """
 
@@ -77,7 +77,7 @@ class Client:
         connection = self._take_idle()
         if connection is not None and await connection.exchange(request, reply):
             return
-        # A kept connection may be closed by the server just when it is used again; a fresh one tells.
+        # A kept connection may be closed by the server just when it is used again; a fresh one shows which.
         connection = await self._connect()
         if not await connection.exchange(request, reply):
             reply.close(time.monotonic(), "closed without an answer")

@@ -40,13 +40,13 @@ class Outcome:
 
     @property
     def tokens(self) -> int:
-        """Tokens of the answer; as many as there were events where the server does not tell."""
+        """Tokens of the answer; as many as there were events where the server does not report it."""
         return self.output_tokens if self.output_tokens is not None else len(self.times)
 
     def gaps(self) -> tuple[list[float], float]:
         """Seconds between events, for one token each, and how many tokens each stands for.
 
-        An event may bring several tokens; `usage` tells how many there were in all, so a gap is shared out among them.
+        An event may bring several tokens; `usage` says how many there were in all, so a gap is shared out among them.
         """
         seen = [later - earlier for earlier, later in itertools.pairwise(self.times)]
         share = max(1.0, (self.tokens - 1) / len(seen)) if seen else 1.0
@@ -115,7 +115,7 @@ class Summary:
 
     @property
     def rates(self) -> dict[str, float]:
-        """Requests and tokens a second."""
+        """Requests and tokens per second."""
         counts = {"requests_per_s": self.ok, "input_tokens_per_s": self.prompt_tokens}
         counts["output_tokens_per_s"] = self.output_tokens
         return {name: count / self.seconds if self.seconds else 0.0 for name, count in counts.items()}

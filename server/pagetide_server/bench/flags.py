@@ -79,7 +79,7 @@ def parse(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> Settings:
         SystemExit: 2 after one line about a wrong flag; 0 after --help.
     """
     given = _parser().parse_args(argv)
-    split_url(given.url)  # so that a wrong one is told as it was typed
+    split_url(given.url)  # so that a wrong one is shown as it was typed
     url = given.url.rstrip("/").removesuffix("/v1")
     key = given.api_key or next((env[name] for name in KEY_VARIABLES if env.get(name)), None)
     if given.rate is not None and given.trace is not None:
@@ -136,7 +136,7 @@ def _parser() -> Parser:
     parser = Parser("pagetide bench", description="Load an OpenAI-compatible server and measure it.", epilog=EPILOG)
     add = parser.add_argument
     add("url", metavar="URL", help="of the server, as http://HOST:PORT")
-    add("--model", metavar="NAME", help="model to ask (default: the only one the server has)")
+    add("--model", metavar="NAME", help="model to request (default: the only one the server has)")
     add("--api-key", metavar="KEY", help=f"(default: {' or '.join('$' + name for name in KEY_VARIABLES)})")
     add("--chat", action="store_true", help="/v1/chat/completions instead of /v1/completions")
     _add_load(parser)
@@ -153,14 +153,14 @@ def _add_load(parser: Parser) -> None:
         metavar="N",
         help=f"closed loop: so many open requests (default: {DEFAULT_CONCURRENCY}); open loop: never more than that",
     )
-    add("--rate", type=_positive, metavar="R", help="open loop: Poisson arrivals, so many a second")
+    add("--rate", type=_positive, metavar="R", help="open loop: Poisson arrivals, so many per second")
     add("--trace", metavar="FILE", help="open loop: times and lengths of a trace (Mooncake JSONL or Azure CSV)")
     add("--speed", type=_positive, default=1.0, metavar="X", help="play the trace so many times as fast (default: 1)")
     add(
         "--requests",
         type=_count,
         metavar="N",
-        help=f"end after so many (default: {DEFAULT_REQUESTS} without --duration; the whole trace)",
+        help=f"stop after so many (default: {DEFAULT_REQUESTS} without --duration; the whole trace)",
     )
     add(
         "--duration",
@@ -181,14 +181,14 @@ def _add_requests(parser: Parser) -> None:
         type=_natural,
         default=0,
         metavar="N",
-        help="before the input: a shared beginning (default: 0)",
+        help="before the input: a shared prefix (default: 0)",
     )
-    add("--prefixes", type=_count, default=1, metavar="N", help="so many different shared beginnings (default: 1)")
+    add("--prefixes", type=_count, default=1, metavar="N", help="so many different prefixes (default: 1)")
     add(
         "--prompts",
         choices=("auto", "ids", "text"),
         default="auto",
-        help="token ids where the server tells its vocabulary, else text (default: auto)",
+        help="token ids where the server reports its vocabulary, else text (default: auto)",
     )
     add("--temperature", type=_number(float, 0), default=0.0, metavar="T", help="(default: 0)")
     add(

@@ -83,7 +83,7 @@ class _Bench:
         settings = self._settings
         model = await target.model(settings.model)
         if settings.prompts == "ids" and model.vocab_size is None:
-            raise SettingError("--prompts", "ids", "the server does not tell its vocabulary's size")
+            raise SettingError("--prompts", "ids", "the server does not report its vocabulary's size")
         if model.vocab_size is not None and settings.prompts != "text" and not settings.chat:
             prompts = Prompts(settings.seed, vocab_size=model.vocab_size)
         else:

@@ -32,7 +32,7 @@ async def shown(load: Load, requests: int | None, seconds: float | None) -> Asyn
 
 
 class _State:
-    """What is shown; rates are since the last look."""
+    """What is shown; rates are since the last update."""
 
     def __init__(self, load: Load, requests: int | None, seconds: float | None) -> None:
         self._load, self._requests, self._seconds = load, requests, seconds
@@ -40,7 +40,7 @@ class _State:
         self._events = 0
 
     def fraction(self) -> float | None:
-        """How much of the run is over, where that can be told."""
+        """How much of the run is over, where that is known."""
         parts = []
         if self._requests:
             parts.append(self._done / self._requests)

@@ -20,7 +20,7 @@ def table(summary: Summary, is_open_loop: bool) -> str:
         if found is not None:
             lines.append(f"{title:22}" + "".join(f"{_seconds(getattr(found, c)):>10}" for c in _COLUMNS))
         else:
-            lines.append(f"{title:22}" + f"{'not told by the server' if name == 'queue' else '-':>32}")
+            lines.append(f"{title:22}" + f"{'not reported by the server' if name == 'queue' else '-':>32}")
     return "\n".join([*lines, *_notes(summary, is_open_loop)])
 
 
@@ -51,7 +51,7 @@ def _failure(summary: Summary, reason: str) -> str:
 def _notes(summary: Summary, is_open_loop: bool) -> list[str]:
     notes = []
     if summary.ok and not summary.has_usage:
-        notes.append("note: the server told no usage: each event counts as one token, inputs as they were planned")
+        notes.append("note: the server reported no usage: each event counts as one token, inputs as they were planned")
     lag = summary.send_lag
     if is_open_loop and lag is not None and lag.p99 > LATE_SECONDS:
         notes.append(

@@ -33,7 +33,7 @@ def histogram(text: str, name: str) -> Histogram | None:
 
 
 def queue_time(before: str, after: str) -> Distribution | None:
-    """How long requests waited between two scrapes, or None where the server does not tell, or none waited.
+    """How long requests waited between two scrapes, or None where the server does not report it, or none waited.
 
     Raises:
         ValueError: the text is not Prometheus'.

@@ -68,7 +68,7 @@ def poisson(rate: float, rng: random.Random) -> Iterator[float]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Mix:
-    """The kind of requests that are made up: lengths, and how many beginnings of which length they share."""
+    """The kind of requests that are made up: lengths, and how many prefixes of which length they share."""
 
     prompt: Lengths
     output: Lengths

@@ -1,4 +1,4 @@
-"""What the server tells before and after a run: its model, the length of words, its metrics."""
+"""What the server reports before and after a run: its model, the length of words, its metrics."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class TargetError(PagetideError):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Model:
-    """The model under load; what the server does not tell is None."""
+    """The model under load; what the server does not report is None."""
 
     name: str
     vocab_size: int | None = None
@@ -68,7 +68,7 @@ class Target:
         """How long words are: by /tokenize, or where there is none by the `usage` of two small requests.
 
         Raises:
-            TargetError: neither tells.
+            TargetError: neither reports it.
         """
         points = []
         for words in (SHORT, LONG):

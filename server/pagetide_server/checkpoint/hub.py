@@ -50,7 +50,7 @@ def _described(error: Exception, config: EngineConfig) -> PagetideError:
         return SettingError("revision", config.revision, f"the hub's {model} has no such revision")
     # (It is a RepositoryNotFoundError, too.)
     if isinstance(error, hub.GatedRepoError):
-        problem = "the hub shows it only to who accepted its licence: do so on its page there, then set HF_TOKEN"
+        problem = "the hub shows it only after its licence is accepted: do so on its page there, then set HF_TOKEN"
         return SettingError("model", model, problem)
     if isinstance(error, hub.RepositoryNotFoundError):
         problem = "no such folder here and no such model on the hub (a private one needs HF_TOKEN)"

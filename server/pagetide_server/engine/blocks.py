@@ -1,4 +1,4 @@
-"""BlockPool: which KV blocks are free, cached or used, and who shares them. Numbers only; the tensors lie elsewhere.
+"""BlockPool: which KV blocks are free, cached or used, and reference counts. Numbers only; the tensors lie elsewhere.
 
 A block is in exactly one state: `used` (reference count above 0), `cached` (count 0, content still findable by its
 key) or `free` (count 0, content worthless). All operations are O(1) a block.
@@ -38,7 +38,7 @@ class BlockPool:
     Attributes:
         refs: reference count of each block; read by the scheduler's inner loop, changed only here.
         allocations: blocks handed out with new content since start.
-        failures: times that a block was wanted and none was to be had.
+        failures: failed allocations.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -60,7 +60,7 @@ class BlockPool:
 
     @property
     def cached(self) -> int:
-        """Blocks that nobody holds but whose content can be found."""
+        """Blocks that no sequence holds but whose content can be found."""
         return len(self._cached)
 
     @property
@@ -105,8 +105,8 @@ class BlockPool:
     def release(self, blocks: Sequence[int]) -> None:
         """Drop one reference of each block of a table, given in the table's order.
 
-        Blocks that nobody holds any more stay cached if their content has a key. The last blocks of the table count
-        as released first: a beginning is of use to more prompts than what follows it.
+        Blocks that no sequence holds any more stay cached if their content has a key. The last blocks of the table
+        count as released first: a prefix is of use to more prompts than what follows it.
         """
         for block in reversed(blocks):
             self.refs[block] -= 1
@@ -117,7 +117,7 @@ class BlockPool:
                     self._cached[block] = None
 
     def lookup(self, keys: Iterable[bytes]) -> list[int]:
-        """Blocks that hold the longest known beginning of `keys`. Changes nothing; `take` them to keep them."""
+        """Blocks that hold the longest cached prefix of `keys`. Changes nothing; `take` them to keep them."""
         found = []
         for key in keys:
             block = self._index.get(key)
@@ -127,7 +127,7 @@ class BlockPool:
         return found
 
     def idle(self, blocks: Iterable[int]) -> int:
-        """How many of `blocks` nobody holds, so that taking them makes fewer available."""
+        """How many of `blocks` no sequence holds, so that taking them makes fewer available."""
         return sum(self.refs[block] == 0 for block in blocks)
 
     def register(self, block: int, key: bytes) -> None:

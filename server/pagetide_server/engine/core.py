@@ -27,7 +27,7 @@ from .sequence import Sequence, Status, Step
 
 log = logging.getLogger(__name__)
 
-FAILED_STEP = "a step failed; its %d sequences end with an error"
+FAILED_STEP = "a step failed; its %d sequences finish with an error"
 # A sequence, and what went wrong with it.
 Problem = tuple[Sequence, object]
 
@@ -96,7 +96,7 @@ class EngineCore:
         return len(self._compiling) > 0
 
     def step(self) -> StepOutput:
-        """Advance every scheduled sequence; what came of it, or where this engine runs ahead, of the step before.
+        """Advance every scheduled sequence; what came of it, or, with async scheduling, of the step before.
 
         Raises:
             DeviceLost: the device computes nothing any more.
@@ -212,7 +212,7 @@ class EngineCore:
             try:
                 entry.add_scores(self._sampler.prompt_logprobs(logits[skip : skip + len(targets)], targets, top))
             except Exception as error:
-                log.exception("the prompt of %r could not be scored", row.sequence)
+                log.exception("the prompt logprobs of %r failed", row.sequence)
                 problems += [(s, error) for s in (row.sequence, *row.siblings)]
         return problems
 

@@ -1,4 +1,4 @@
-"""Which blocks a step fills, so that a newcomer with the same text can wait for them instead of computing them too."""
+"""Which blocks a step fills, so that a new request with the same prefix can wait for them and hit the cache."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .tables import BlockTables
 class Filling:
     """The full blocks that the prompts of one step compute. Follows `rows` as it grows; each row is read once.
 
-    Left out are prompts that are to be scored: they take many steps, however much room a step has.
+    Left out are prompts with `prompt_logprobs`: they take many steps, however much room a step has.
     """
 
     def __init__(self, rows: list[Row], tables: BlockTables) -> None:

@@ -1,4 +1,4 @@
-"""A step under way: begun on the device, its tokens not known to the host yet."""
+"""A step in flight (async scheduling): launched on the device, its tokens not known to the host yet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Isolation: work for one answer that fails is told as that answer's problem, and harms no other."""
+"""Isolation: work for one answer that fails is reported as that answer's problem, and harms no other."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 
 def launch(sampler: Sampler, logits: Any, sequences: list[Sequence]) -> Launched | None:
-    """Begin to sample, without waiting; None where that cannot be, or raises: then `sample` finds who is to blame."""
+    """Begin to sample, without waiting; None if that fails or cannot be: then `sample` finds the answer at fault."""
     try:
         return sampler.launch(logits, sequences)
     except Exception:
@@ -31,7 +31,7 @@ def sample(runner: Runner, sampler: Sampler, step: Step, logits: Any) -> Sampled
     else:
         return sampled
     # The sampler may have changed the logits. Computing them again writes the same keys and values as before; blocks
-    # must not be moved twice. Who has ended meanwhile has none.
+    # must not be moved twice. One that has ended meanwhile has none.
     choices = Sampled([NO_TOKEN] * len(sequences), [None] * len(sequences), {})
     again = Step(rows=[row for row in step.rows if row.sequence.status is not Status.FINISHED])
     if again.rows:

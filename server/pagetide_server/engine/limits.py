@@ -68,7 +68,7 @@ def answers(params: SamplingParams) -> int:
 
 
 def final_length(request: AddRequest, config: SchedulerConfig) -> int:
-    """Prompt and longest answer together, in tokens, clipped to the model's window."""
+    """Prompt and longest answer together, in tokens, clipped to the model's context length."""
     asked = request.params.max_tokens
     if asked is None:
         return config.max_model_len
@@ -98,7 +98,7 @@ def _length_problem(request: AddRequest, config: SchedulerConfig) -> str | None:
         room = "" if asked == 0 else " and one token of the answer"
         return f"the prompt has {prompt} tokens, which{room} must fit in max_model_len of {window}; shorten the prompt"
     total = final_length(request, config)
-    # (The factory makes no window that the memory cannot hold; a config made by hand may.)
+    # (The factory makes no context that the memory cannot hold; a config made by hand may.)
     if total > memory:
         return (
             f"the prompt of {prompt} tokens and an answer of up to {total - prompt} need {total} tokens of KV memory, "

@@ -65,7 +65,8 @@ class OpenRequest:
     def unscored(self, row: Row) -> tuple[int, list[int]]:
         """(leading positions of the row to skip, the tokens behind the others) for the log probabilities still missing.
 
-        A prompt that was preempted is computed once more, in other pieces: what is known of it is not scored twice.
+        A prompt that was preempted is computed once more, in other pieces: what is known of its log probabilities is
+            not computed twice.
         """
         sequence = row.sequence
         if self._scored is None:

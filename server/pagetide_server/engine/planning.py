@@ -15,19 +15,19 @@ class StepPlan:
     """Chooses the rows of one step.
 
     1. Running sequences go on, most important first. Each that decodes has its token set aside in the budget, the
-       rest is for prompts. Who lacks a block takes it from the least important sequences behind it (they are not in
-       the step yet, so nothing planned is undone). Who has nobody behind it stands still for this step: it keeps its
-       blocks until a more important sequence wants them.
+       rest is for prompts. One that lacks a block takes it from the least important sequences behind it (they are not
+       in the step yet, so nothing planned is undone). One without any behind it stands still for this step: it keeps
+       its blocks until a more important sequence wants them.
     2. If no block was short: swapped-out and waiting sequences join in order of importance. The first that does not
-       fit ends this, so that nobody is overtaken for ever. A sequence joins if slots are free for all answers of its
+       fit ends this, so that no request is bypassed for ever. A sequence joins if slots are free for all answers of its
        request and the blocks of its whole text are available beside what running prompts still need and a small
-       reserve; if nobody runs, it joins in any case (it fits in the empty memory, or was refused on arrival).
+       reserve; if none runs, it joins in any case (it fits in the empty memory, or was refused on arrival).
 
-    A waiting sequence whose next block is computed in this step by somebody else (the same text up to its end) joins in
-    the next one, and finds it then. That is a wait of one step: newcomers are looked at only where all prompts before
-    them got what they asked for, so that these are complete. (Of equal texts one sequence always goes first.)
+    A waiting sequence whose next block is computed in this step by another one (the same text up to its end) joins in
+    the next one, and finds it then. That is a wait of one step: new requests are considered only where all prompts
+    before them got what they asked for, so that these are complete. (Of equal texts one sequence always goes first.)
 
-    A step computes at most `max_scored_tokens` tokens of prompts that are to be scored. Such a prompt may join and get
+    A step computes at most `max_scored_tokens` tokens of prompts with `prompt_logprobs`. Such a prompt may join and get
     none of them yet: it keeps its place, and those behind it get theirs.
     """
 
@@ -37,10 +37,10 @@ class StepPlan:
         self.prompts: list[Row] = []
         self.forking: list[Row] = []
         self.filling = Filling(self.prompts, tables)
-        # Tokens left for prompts and newcomers; tokens set aside for decodes.
+        # Tokens left for prompts and new requests; tokens set aside for decodes.
         self.budget = config.max_num_batched_tokens
         self.decode_budget = 0
-        # Of the budget, what may go to prompts that are to be scored.
+        # Of the budget, what may go to prompts with `prompt_logprobs`.
         self.score_budget = config.max_scored_tokens
         # Blocks that running prompts will need beyond those they have.
         self.promised = 0
@@ -89,7 +89,7 @@ class StepPlan:
     def _continue_prompt(self, sequence: Sequence, at: int) -> None:
         start = sequence.computed
         count = wanted = self._share(sequence, start)
-        # Others give way for its next token only: a smaller piece is better than preempting somebody. (A prompt in
+        # Others are preempted for its next token only: a smaller piece is better than a preemption. (A prompt in
         # one piece is never here: it got all its blocks when it joined.)
         if count and not self._make_room(sequence, start + 1, at):
             count = 0
@@ -170,7 +170,7 @@ class StepPlan:
     def _give_way(self) -> None:
         """Preempt less important running sequences for a better one that lacks slots or blocks.
 
-        Only sequences of a worse priority give way, only as many as needed, and only if that is enough. The better
+        Only sequences of a worse priority are preempted, only as many as needed, and only if that is enough. The better
         one then joins in this step, and it alone.
         """
         better, running = self.queues.next_up, self.queues.running.items

@@ -1,4 +1,4 @@
-"""What it costs a sequence to give way: swap it to host memory, or compute it again?"""
+"""What it costs to preempt a sequence: swap it to host memory, or compute it again?"""
 
 from __future__ import annotations
 

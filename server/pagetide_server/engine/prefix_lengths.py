@@ -1,4 +1,4 @@
-"""How long the beginnings are that prompts share, and what another block size would make of them."""
+"""How long the prefixes are that prompts share, and what another block size would make of them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ BLOCK_SIZES = (8, 16, 32)
 class PrefixLengths:
     """Statistic of common-prefix lengths, fed with each prompt when it is admitted.
 
-    A prefix cache finds whole blocks only: of a common beginning of L tokens it saves `L // block_size * block_size`,
+    A prefix cache finds whole blocks only: of a common prefix of L tokens it saves `L // block_size * block_size`,
     and `L % block_size` tokens are computed again. This class measures L, which the cache itself cannot see.
 
-    What it estimates: L is the beginning that the prompt shares with *recently seen prompts*, whether or not their
+    What it estimates: L is the prefix that the prompt shares with *recently seen prompts*, whether or not their
     blocks are still in memory, so its totals are what an unlimited cache of each block size would have saved. It is a
-    lower bound of that: for each block-aligned beginning only the newest continuation is remembered, of at most
-    `capacity` beginnings, and answers are not remembered. Smaller blocks also cost more bookkeeping and slower
+    lower bound of that: for each block-aligned prefix only the newest continuation is remembered, of at most
+    `capacity` prefixes, and answers are not remembered. Smaller blocks also cost more bookkeeping and slower
     attention, which it does not weigh.
 
     Attributes:
@@ -25,7 +25,7 @@ class PrefixLengths:
         prompt_tokens: their tokens.
         remainders: how many prompts had a common prefix with `L % block_size == i`, for each i; prompts that share
             nothing (L = 0) are left out.
-        tail_tokens: tokens of common beginnings behind their last full block of the engine's size: what it lost.
+        tail_tokens: tokens of common prefixes behind their last full block of the engine's size: what it lost.
         saved_tokens: for each block size in `BLOCK_SIZES` and the engine's own, the tokens that it would have saved.
     """
 
@@ -61,7 +61,7 @@ class PrefixLengths:
         """One line for a log."""
         saved = ", ".join(f"{tokens} with blocks of {size}" for size, tokens in self.saved_tokens.items())
         return (
-            f"{self.prompts} prompts of {self.prompt_tokens} tokens; of beginnings that they share, an unlimited cache "
+            f"{self.prompts} prompts of {self.prompt_tokens} tokens; of prefixes that they share, an unlimited cache "
             f"saves {saved}; {self.tail_tokens} tokens lie behind the last full block of {self.block_size}"
         )
 

@@ -52,7 +52,7 @@ class Queues:
         fresh: leading sequences of requests that were never scheduled, in the order in which they were admitted
             (all are in `waiting`).
         requests: the unfinished sequences of each request, also those that wait for the prompt to be computed.
-        slots: places of the running batch that are taken or kept.
+        slots: slots of the running batch that are taken or kept.
     """
 
     def __init__(self) -> None:

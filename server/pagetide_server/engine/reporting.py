@@ -1,4 +1,4 @@
-"""The scheduler's state and totals, as the engine tells them."""
+"""The scheduler's state and totals, as the engine reports them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def report(
 def _admissible(config: SchedulerConfig, queues: Queues, totals: Totals) -> int:
     """Sequences that could run now: what max_num_seqs and, at the recent mean length, KV memory admit.
 
-    Never fewer than run: shared beginnings take less memory than the mean says.
+    Never fewer than run: shared prefixes take less memory than the mean says.
     """
     running, mean = queues.running.items, totals.mean_tokens
     if mean is None and running:

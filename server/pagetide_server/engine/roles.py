@@ -15,7 +15,8 @@ class Runner(Protocol):
     def execute(self, step: Step, carried: Carried | None = None) -> Any:
         """Logits of the step: `sampling` [sequences, vocabulary], `prompt` {row: [tokens, vocabulary]}.
 
-        `carried` has the tokens that are not known to the step's sequences. May return before the device is done.
+        `carried` has the tokens of the step in flight, which the step's sequences do not know yet. May return before
+        the device is done.
 
         Raises:
             DeviceLost: nothing will ever be computed again. Any other error concerns this step only.
@@ -37,7 +38,7 @@ class Sampler(Protocol):
     """The choice of tokens (sampling/sampler.py)."""
 
     def launch(self, logits: Any, sequences: list[Sequence]) -> Launched | None:
-        """Begin to choose as `sample` does, without waiting; None where the host must look at something first."""
+        """Begin to sample, without waiting; None where the host must see something first."""
 
     def sample(self, logits: Any, sequences: list[Sequence]) -> Sampled:
         """One token for each sequence; may change `logits`."""

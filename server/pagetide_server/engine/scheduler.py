@@ -1,4 +1,4 @@
-"""The scheduler: who computes what in the next step. Arithmetic only: no torch, no clock, no log.
+"""The scheduler: which sequences compute what in the next step. Arithmetic only: no torch, no clock, no log.
 
     step = scheduler.schedule()
     ... execute it, sample a token for each of step.sampling() ...
@@ -39,15 +39,15 @@ class Scheduler:
 
     Policy `fcfs`: requests start in order of arrival. Policy `priority`: lower value first, then arrival; a waiting
     request of a better priority takes slots and blocks from running ones of a worse priority (never of its own).
-    Priorities are strict: a steady stream of better requests keeps worse ones waiting. Within a priority nobody is
+    Priorities are strict: a steady stream of better requests keeps worse ones waiting. Within a priority no request is
     overtaken.
 
     Attributes:
-        prefix_lengths: statistic of the beginnings that prompts share.
+        prefix_lengths: statistic of the prefixes that prompts share.
     """
 
     def __init__(self, config: SchedulerConfig, on_block_event: BlockEvent | None = None) -> None:
-        """`on_block_event(event, request_id, index, block_ids)` is told each time a sequence gets or gives up device
+        """`on_block_event(event, request_id, index, block_ids)` is called each time a sequence gets or releases device
         blocks; blocks found in the prefix cache or shared with a sibling count as allocated."""
         self.config = config
         self.prefix_lengths = PrefixLengths(config.block_size)
@@ -80,7 +80,7 @@ class Scheduler:
         if request.request_id in self._queues.requests:
             raise RequestRefused("invalid", f"request_id {request.request_id!r} is in use; take another")
         check_request(request, self.config)
-        # Who will find a free slot in the next step does not wait.
+        # A request that will get a free slot in the next step does not count as waiting.
         free_slots = max(0, self.config.max_num_seqs - self._queues.slots)
         if len(self._queues.fresh) + waiting_elsewhere >= self.config.max_queue_len + free_slots:
             raise RequestRefused(
@@ -186,8 +186,8 @@ class Scheduler:
     def can_run_ahead(self) -> bool:
         """Whether `schedule` may plan the next step before the tokens of the one counted last are known.
 
-        It may if nobody will be preempted, for a token must reach its sequence where it is. A sequence that turns out
-        to have ended was computed once for nothing.
+        It may if no sequence will be preempted, for a token must reach its sequence where it is. A sequence that turns
+        out to have ended was computed once for nothing.
         """
         return nobody_gives_way(self._queues, self._tables)
 

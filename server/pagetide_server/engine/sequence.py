@@ -30,11 +30,11 @@ class Sequence:
 
     `tokens` is prompt and answer; `computed` counts the leading tokens whose keys and values lie in `blocks`. A running
     sequence has `len(blocks) * block_size >= computed`. After a preemption by recompute `computed` is 0 again, and the
-    answer so far is computed anew like a prompt; nothing is sampled twice.
+    answer so far is recomputed like a prompt; nothing is sampled twice.
 
     Attributes:
         order: importance; the smallest goes first and is preempted last.
-        limit: `len(tokens)` at which the sequence ends, from `max_tokens` and the model's window.
+        limit: `len(tokens)` at which the sequence ends, from `max_tokens` and the model's context length.
         min_length: `len(tokens)` up to which no token ends it, from `min_tokens`.
         end_ids: tokens that end it.
         keys: prefix-cache keys of its leading full blocks, as far as they were needed.
@@ -114,7 +114,7 @@ class Sequence:
 
     @property
     def slots(self) -> int:
-        """Places that it takes in the running batch: its own, and those kept for answers yet to join."""
+        """Batch slots that it takes: its own, and those kept for answers yet to join."""
         return 1 + len(self.pending)
 
     def __repr__(self) -> str:
@@ -146,7 +146,7 @@ class Step:
 
     Attributes:
         started: leading sequences of requests that were never scheduled before this step.
-        preempted: sequences that gave way in this step.
+        preempted: sequences that were preempted in this step.
         resumed: sequences whose blocks are swapped in; those with a row, too.
     """
 
@@ -166,7 +166,7 @@ class Step:
     def touched(self) -> list[Sequence]:
         """The sequences whose keys and values are lost if the step is not executed to its end; some may come twice.
 
-        Who gave way to be recomputed has lost nothing.
+        A sequence preempted for recomputation has lost nothing.
         """
         moved = [s for s in self.preempted if s.status is Status.SWAPPED]
         return [s for row in self.rows for s in (row.sequence, *row.siblings)] + self.resumed + moved

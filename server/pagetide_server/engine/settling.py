@@ -16,7 +16,7 @@ class Settled:
     """What a step brought for one sequence.
 
     Attributes:
-        token_id: its new token; None for a prompt that was only to be scored (`max_tokens` 0).
+        token_id: its new token; None for a prompt that only got log probabilities (`max_tokens` 0).
         finish_reason: why it ended, or None if it goes on.
         stop_token_id: the token that ended it, for reason `stop`.
     """

@@ -45,11 +45,11 @@ class BlockTables:
         return keys[count - 1] if count else root_key(sequence.request.cache_salt)
 
     def match(self, sequence: seqs.Sequence) -> list[int]:
-        """Device blocks that already hold a beginning of a sequence that waits or is swapped out. Takes none.
+        """Device blocks that already hold a prefix of a sequence that waits or is swapped out. Takes none.
 
         The newest token is never among them: its logits are needed, so it must be computed, and a block that others
-        may read is not written to. A prompt that hits in full computes its last block anew, into a block of its own.
-        Nothing is looked up for a prompt that is to be scored (`prompt_logprobs`).
+        may read is not written to. A prompt that hits in full computes its last block again, into a block of its own.
+        Nothing is looked up for a prompt with `prompt_logprobs`.
         """
         return self.device.lookup(self._leading_keys(sequence, self.matchable(sequence)))
 
@@ -106,7 +106,7 @@ class BlockTables:
         sequence.blocks += new[len(copies) :]
         shared = [block for block, _ in copies]
         self.device.release(shared)
-        # Told last: whatever the listener does, the blocks have their owner.
+        # Reported last: whatever the listener does, the blocks have their owner.
         self._log("allocate", sequence, new)
         self._log("release", sequence, shared)
         return copies
@@ -131,7 +131,7 @@ class BlockTables:
     # ---- swapping
 
     def is_swap_better(self, sequence: seqs.Sequence) -> bool:
-        """Whether a sequence that must give way is swapped out rather than recomputed.
+        """Whether a sequence that is to be preempted is swapped out rather than recomputed.
 
         Mode `swap` falls back on recompute when the swap space is full; no mode copies a block with nothing in it.
         """

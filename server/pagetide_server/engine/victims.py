@@ -1,4 +1,4 @@
-"""Who gives way to a better sequence that lacks slots or blocks. Decides only, changes nothing."""
+"""Which sequences are preempted for a better one that lacks slots or blocks. Decides only, changes nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .tables import BlockTables
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Joining:
-    """What a sequence takes when it joins: places of the running batch, and blocks of those available now."""
+    """What a sequence takes when it joins: slots of the running batch, and blocks of those available now."""
 
     slots: int
     blocks: int
@@ -57,11 +57,11 @@ def nobody_gives_way(queues: Queues, tables: BlockTables) -> bool:
 def count_victims(better: Sequence, running: list[Sequence], tables: BlockTables, has_room: Room) -> int:
     """How many sequences at the end of `running` must go for `better` to join.
 
-    Only those of a worse priority may. 0 if nobody need go, or if all of them are not enough.
+    Only those of a worse priority may. 0 if none need go, or if all of them are not enough.
     """
     promised = sum(due(s, tables) for s in running)
     slots, blocks, victims, held = 0, 0, 0, collections.Counter[int]()
-    # What it finds in the cache it shares with the victims: their leaving frees nothing for it.
+    # What it finds in the cache it shares with the preempted ones: their leaving frees nothing for it.
     hits = tables.match(better)
     shared, join = set(hits), Joining.of(better, hits, tables)
     while not has_room(join, promised, slots, blocks, len(running) - victims):

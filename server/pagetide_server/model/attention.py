@@ -42,13 +42,13 @@ HARMLESS = frozenset(
 )
 
 
-# The attribute of keys that are yet to be turned, and the keyword that brings it to `Attends.attend`.
+# The attribute of keys that are yet to be rotated, and the keyword that brings it to `Attends.attend`.
 _ANGLES = "pagetide_angles"
 Angles = tuple[torch.Tensor, torch.Tensor]
 
 
 def with_angles(key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """`key` [1, kv_heads, T, head_dim], which is to be turned, with it and the query, by cos and sin [1, T, head_dim].
+    """`key` [1, kv_heads, T, head_dim], which is to be rotated, with it and the query, by cos and sin [1, T, head_dim].
 
     Of both the second half repeats the first.
     """
@@ -57,7 +57,7 @@ def with_angles(key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torc
 
 
 def angles_of(others: dict[str, Any]) -> Angles | None:
-    """cos and sin [T, head_dim / 2] that came with the key to `Attends.attend`; None: it is turned already."""
+    """cos and sin [T, head_dim / 2] that came with the key to `Attends.attend`; None: it is rotated already."""
     return others.get(_ANGLES)
 
 

@@ -176,7 +176,7 @@ def _wanted(rows: list[Row], query_starts: list[int]) -> tuple[list[int], list[i
     for i, row in enumerate(rows):
         first, last = query_starts[i], query_starts[i + 1] - 1
         sequence = row.sequence
-        # (All the tokens of a sequence that is scored are its prompt's.)
+        # (All the tokens of a sequence with `prompt_logprobs` are its prompt's.)
         if sequence.is_scored:
             prompt[i] = (len(wanted), row.count)
             wanted.extend(range(first, first + row.count))

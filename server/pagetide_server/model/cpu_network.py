@@ -54,7 +54,7 @@ class CpuNetwork:
         return layer_ops.rms_norm(hidden, self._norm, self._eps)
 
     def has_angles(self, index: int, positions: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor]) -> bool:
-        """Whether layer `index` turns positions [T] by `angles`: cos and sin [1, T, 2 * pairs] of equal halves."""
+        """Whether layer `index` rotates positions [T] by `angles`: cos and sin [1, T, 2 * pairs] of equal halves."""
         own = self._table.of_layer(self._table.rows(positions, int(positions.max()) + 1), index)
         return all(torch.equal(torch.cat((a, a), dim=1), b[0]) for a, b in zip(own, angles, strict=True))
 

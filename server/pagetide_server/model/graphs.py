@@ -1,8 +1,9 @@
-"""Replay the forward pass of a decode step, recorded ("captured") once for each of a few batch sizes.
+"""Replay the forward pass of a decode step, captured once for each of a few batch sizes.
 
 A small model's decode step is hundreds of short launches, which take the host longer to issue than the GPU to run. A
-CUDA graph issues them as one. It repeats what was recorded, to the address: its inputs lie in fixed buffers, and a
-batch is padded to the next recorded size by rows of one token that belong to nobody, in a block that nobody has.
+CUDA graph issues them as one. It repeats what was captured, to the address: its inputs lie in fixed buffers, and a
+batch is padded to the next captured size by rows of one token that belong to no sequence, in a block that no sequence
+has.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ Recorder = Callable[[Work], Work]
 # A batch to logits [rows, vocab] of any float type; must not wait for the device.
 Forward = Callable[[Batch], torch.Tensor]
 
-# Up to these contexts a size has graphs of its own: one for the whole window launches parts of the attention for all of
-# it, most of which find that their row ends earlier.
+# Up to these contexts a size has graphs of its own: one for the whole context launches parts of the attention for all
+# of it, most of which find that their row ends earlier.
 CONTEXTS = (4096, 32_768)
 # Of a batch, what has one entry a row, beside the block tables.
 _ROWS = ("input_ids", "positions", "slots", "context_lens")
@@ -34,7 +35,7 @@ _ROWS = ("input_ids", "positions", "slots", "context_lens")
 
 @dataclasses.dataclass(frozen=True)
 class GraphLimits:
-    """What batches to record for, and the block of the KV cache that the scheduler does not know (`idle_block`)."""
+    """What batches to capture for, and the block of the KV cache that the scheduler does not know (`idle_block`)."""
 
     max_num_seqs: int
     max_model_len: int
@@ -44,19 +45,19 @@ class GraphLimits:
 
 
 def graph_sizes(max_num_seqs: int) -> list[int]:
-    """Batch sizes to record, ascending: few padded rows where rows are few, and not too many graphs."""
+    """Batch sizes to capture, ascending: few padded rows where rows are few, and not too many graphs."""
     sizes = {1, 2, 4, *range(8, min(max_num_seqs, 64), 8), *range(64, max_num_seqs, 16), max_num_seqs}
     return sorted(size for size in sizes if size <= max_num_seqs)
 
 
 def graph_contexts(max_model_len: int) -> list[int]:
-    """Longest contexts to record each size for, ascending; none that is hardly shorter than the window."""
+    """Longest contexts to capture each size for, ascending; none that is hardly shorter than the whole context."""
     shorter = [context for context in CONTEXTS if 2 * context <= max_model_len]
     return [*shorter, max_model_len]
 
 
 class CudaRecorder:
-    """Records work on a GPU as CUDA graphs, all in one pool of memory."""
+    """Captures work on a GPU as CUDA graphs, all in one pool of memory."""
 
     def __init__(self) -> None:
         self._pool: Any = None
@@ -69,7 +70,7 @@ class CudaRecorder:
         Raises:
             RuntimeError: `work` waits for the device.
         """
-        # Kernels are compiled and libraries choose theirs on a side stream, before anything is recorded.
+        # Kernels are compiled and libraries choose theirs on a side stream, before anything is captured.
         side = self._side = self._side or torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -85,7 +86,7 @@ class CudaRecorder:
 
 
 def _check_never_waits(work: Work) -> None:
-    """Find a wait before a recording does, for a broken recording leaves the device in an odd state."""
+    """Find a wait before a capture does, for a broken capture leaves the device in an odd state."""
     before = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -104,9 +105,9 @@ class _Recorded:
 
 
 class DecodeGraphs:
-    """Decode steps of at most `limits.max_num_seqs` sequences, recorded at construction.
+    """Decode steps of at most `limits.max_num_seqs` sequences, captured at construction.
 
-    Recording runs the forward pass on sequences of one token in the idle block.
+    Capturing runs the forward pass on sequences of one token in the idle block.
     """
 
     @torch.inference_mode()
@@ -119,15 +120,15 @@ class DecodeGraphs:
         progress: Callable[[float], None] = lambda fraction: None,
         sizes: Sequence[int] | None = None,
     ) -> None:
-        """Record all sizes, the largest first: the smaller ones then reuse its memory.
+        """Capture all sizes, the largest first: the smaller ones then reuse its memory.
 
         Args:
-            forward: what is recorded.
+            forward: what is captured.
             limits: the engine's.
             device: where it runs.
             record: a `CudaRecorder`, or what stands in for it elsewhere.
-            progress: told the part that is done after each recording.
-            sizes: batch sizes to record, ascending; None: `graph_sizes`.
+            progress: called with the part that is done after each capture.
+            sizes: batch sizes to capture, ascending; None: `graph_sizes`.
         """
         self._forward, self._limits, self._device = forward, limits, device
         self._sizes = list(sizes or graph_sizes(limits.max_num_seqs))
@@ -144,7 +145,7 @@ class DecodeGraphs:
             progress(done / len(todo))
 
     def fits(self, batch: HostBatch) -> bool:
-        """Whether `run` can compute the batch: decodes only, each wanted, and not more than were recorded."""
+        """Whether `run` can compute the batch: decodes only, each wanted, and not more than were captured."""
         return batch.is_decode and len(batch.context_lens) <= self._sizes[-1]
 
     @torch.inference_mode()

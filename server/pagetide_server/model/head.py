@@ -12,7 +12,7 @@ from .packed import PackedLinear
 
 
 class Head:
-    """hidden float32 [rows, size] -> logits, or the likeliest tokens alone.
+    """hidden float32 [rows, size] -> logits, or the most probable tokens alone.
 
     Attributes:
         chooses: whether `likeliest` may be asked: the logits are the product and nothing else, and an op can search it.
@@ -26,7 +26,7 @@ class Head:
         self._screen: Screen | None = None
 
     def prepare(self) -> None:
-        """Make the screen with which `likeliest` reads few of the weights; it takes memory, see `nbytes`."""
+        """Make the int8 filter with which `likeliest` reads few of the weights; it takes memory, see `nbytes`."""
         if self.chooses and self._screen is None:
             self._screen = screen_of(self._matrix.packed)
 

@@ -12,7 +12,7 @@ def import_transformers(needs_triton: bool) -> None:
 
     On its way torch looks whether Triton can be imported, whatever the device: 70 MB of it would then lie in memory for
     nothing. Unless it is needed, that look finds none. Who imports Triton later gets it; a thread that does so during
-    this import is told that there is none.
+    this import finds none.
     """
     with contextlib.nullcontext() if needs_triton else _hidden("triton"):
         import transformers.modeling_utils  # noqa: F401

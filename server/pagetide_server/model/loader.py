@@ -51,7 +51,7 @@ class LoadedModel:
 
 
 def load(config: EngineConfig, progress: Progress = silent) -> LoadedModel:
-    """Find, check and load the model of `config`; `progress(stage, fraction)` is told how far it is.
+    """Find, check and load the model of `config`; `progress(stage, fraction)` is called with the progress.
 
     Raises:
         SettingError: the model is missing, incomplete or cannot be served; says what to change.
@@ -149,7 +149,7 @@ def window(hf_config: Any, config: EngineConfig) -> int:
         limit, why = steady, "beyond it the model's positions change with the longest sequence of a batch; at most"
     if limit is None:
         if config.max_model_len is None:
-            raise SettingError("max_model_len", None, "the model states no window; set it")
+            raise SettingError("max_model_len", None, "the model states no context length; set it")
         return config.max_model_len
     if config.max_model_len is not None and config.max_model_len > limit:
         raise SettingError("max_model_len", config.max_model_len, f"{why} {limit}")
@@ -168,7 +168,7 @@ def _steady_positions(text: Any) -> int | None:
     """Up to where a model's rotary positions do not depend on the batch, if they do at all.
 
     "longrope" takes other frequencies for the whole batch once one position lies beyond the length of the first
-    training, so that an answer would change with its batch mates.
+    training, so that an answer would change with other requests in the batch.
     """
     stated = getattr(text, "rope_parameters", None) or {}
     kinds = [stated, *(v for v in stated.values() if isinstance(v, dict))]

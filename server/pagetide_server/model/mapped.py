@@ -41,7 +41,7 @@ def give_back(weight: torch.Tensor) -> None:
 def _is_file(first: int, size: int) -> bool:
     """Whether all of that memory is one mapping of a file.
 
-    The file's name tells nothing: a hub's cache keeps weights under their hash.
+    The file's name says nothing: a hub's cache keeps weights under their hash.
     """
     try:
         lines = Path("/proc/self/maps").read_text("utf-8", "replace").splitlines()

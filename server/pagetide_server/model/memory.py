@@ -24,10 +24,10 @@ from .profile import estimated_activations, peak_bytes
 # that leaves, the most that swap space takes. The rest is for activations, the API process and everybody else.
 CPU_CACHE_SHARE = 0.4
 CPU_SWAP_SHARE = 0.2
-# A machine's memory is shared with more than one replica: nobody gets more than this without asking for it, unless one
-# sequence of the model's window needs it.
+# A machine's memory is shared with more than one replica: none gets more than this without asking for it, unless one
+# sequence of the model's context length needs it.
 CPU_CACHE_MOST = 4 * GIB
-# Memory that nobody asked for must at least hold one sequence of this length, or of the model's window.
+# Memory that nobody asked for must at least hold one sequence of this length, or of the model's context length.
 LEAST_TOKENS = 2048
 _FEWER_ACTIVATIONS = "lower max_num_batched_tokens or max_num_seqs to save activations"
 
@@ -53,7 +53,7 @@ class Memory:
 
 
 def usable_window(config: EngineConfig, window: int, blocks: int) -> int:
-    """The longest prompt plus answer that `blocks` hold. (A window that was asked for fits: see `check_room`.)"""
+    """The longest prompt plus answer that `blocks` hold. (A length that was asked for fits: see `check_room`.)"""
     return min(window, blocks * config.block_size)
 
 
@@ -73,7 +73,7 @@ def weight_bytes(shape: Shape, dtype: torch.dtype, quantization: str) -> int:
 def kv_blocks(config: EngineConfig, loaded: LoadedModel, graph_bytes: int = 0) -> tuple[int, int]:
     """(blocks of the KV cache, blocks of swap space) of a loaded model on its device.
 
-    `graph_bytes` are what recorded decode steps will take of the device.
+    `graph_bytes` are what captured decode steps will take of the device.
 
     Raises:
         SettingError: there is no room; says what to change.
@@ -111,7 +111,7 @@ def room(config: EngineConfig, memory: Memory, window_bytes: int) -> int:
 
     `kv_cache_memory_gib` decides where it is set. Else, on a GPU, it is what `gpu_memory_utilization` leaves beside
     what is held. On a CPU it is CPU_CACHE_SHARE of the free memory, but no more than what is held leaves, nor than
-    CPU_CACHE_MOST or one window of `window_bytes`, whichever is more.
+    CPU_CACHE_MOST or one context of `window_bytes`, whichever is more.
 
     Raises:
         SettingError: `kv_cache_memory_gib` is more than there is.
@@ -141,7 +141,7 @@ def check_room(config: EngineConfig, blocks: int, block_bytes: int, max_model_le
         config: what was asked for.
         blocks: blocks that there is room for; below 0 where even the rest has none.
         block_bytes: size of one.
-        max_model_len: the model's window, or what was asked for.
+        max_model_len: the model's context length, or what was asked for.
         memory: what the blocks were cut from.
 
     Raises:
@@ -203,7 +203,7 @@ def gpu_memory(config: EngineConfig, loaded: LoadedModel, limits: BatchLimits) -
     """A GPU's memory, after the greatest step was run once."""
     _, total = torch.cuda.mem_get_info(loaded.device)
     token = bytes_per_token(loaded.layers, loaded.cache_dtype)
-    # No sequence becomes longer than the window, nor than all the memory beside the weights.
+    # No sequence becomes longer than the context, nor than all the memory beside the weights.
     longest = (total - torch.cuda.memory_allocated(loaded.device)) // token
     window = max(1, min(loaded.max_model_len, longest))
     peak = peak_bytes(loaded, limits, window, config.block_size)

@@ -1,8 +1,8 @@
 """Bring a network's matrices into the form that the CPU ops read fastest, layer by layer.
 
 transformers builds the network and loads its weights. Here its linear layers become `PackedLinear`: they compute in
-float32 from weights of 32, 16 or 8 bits, so that a row's result does not depend on its batch mates. A linear layer of
-another type (quantized by the model's own files, or a router that is no plain layer) stays as it is.
+float32 from weights of 32, 16 or 8 bits, so that a row's result does not depend on other requests in the batch. A
+linear layer of another type (quantized by the model's own files, or a router that is no plain layer) stays as it is.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ FEW_BLOCKS = 64
 def greatest_step(limits: BatchLimits, max_model_len: int, block_size: int) -> tuple[Step, int]:
     """(a step of as many tokens and logits rows as the limits allow, blocks that its tables name).
 
-    Every row is the end of a sequence as long as the window, for attention gathers the keys of all that lies before a
+    Every row is the end of a sequence as long as the context, for attention gathers the keys of all that lies before a
     row. The sequences share a few blocks, however long they are: what is computed means nothing, only its size does.
     """
     counts: list[int] = []
@@ -66,7 +66,7 @@ def estimated_activations(
 
 
 def estimated_graphs(hf_config: Any, vocab_size: int, limits: BatchLimits, dtype: torch.dtype) -> int:
-    """Bytes that recorded decode steps take, estimated: of each sequence a token, and logits in two types."""
+    """Bytes that captured decode steps take, estimated: of each sequence a token, and logits in two types."""
     return int(limits.max_num_seqs * (_token_bytes(hf_config, dtype) + vocab_size * (4 + dtype.itemsize)))
 
 

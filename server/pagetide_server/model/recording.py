@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 def recorder_for(config: EngineConfig, loaded: LoadedModel) -> Callable[[], Recorder] | None:
     """What makes recorders of a model's decode steps, or None where these run eagerly.
 
-    Torch's attention looks at lengths on the host, and cannot be recorded.
+    Torch's attention looks at lengths on the host, and cannot be captured.
     """
     if config.enforce_eager or loaded.device.type != "cuda" or loaded.attention_name != "paged-triton":
         return None
@@ -35,15 +35,15 @@ def recorded_bytes(
     recorder: Recorder,
     free_bytes: Callable[[], int] = lambda: torch.cuda.mem_get_info()[0],
 ) -> int | None:
-    """Bytes that all recordings will take, found out by making the two largest sizes; None if they cannot be made.
+    """Bytes that all captures will take, found out by making the two largest sizes; None if they cannot be made.
 
-    The first recording brings the memory that the others share, which take a little more each.
+    The first capture brings the memory that the others share, which take a little more each.
 
     Args:
         config: the engine's settings.
         loaded: the model.
-        max_num_seqs: of the largest recording.
-        recorder: what makes them; it must be another one than that of the engine's own recordings.
+        max_num_seqs: of the largest capture.
+        recorder: what makes them; it must be another one than that of the engine's own captures.
         free_bytes: what the device has left.
     """
     sizes = graph_sizes(max_num_seqs)
@@ -55,7 +55,7 @@ def recorded_bytes(
         log.warning("no CUDA graphs can be captured, so that decode steps are launched piece by piece: %s", error)
         return None
     finally:
-        # It and its recordings refer to each other.
+        # It and its captures refer to each other.
         del runner
         gc.collect()
     return total_bytes(left, len(sizes) * len(graph_contexts(loaded.max_model_len)))

@@ -1,9 +1,9 @@
 """Leave the rotation of queries and keys to the op that writes the cache, which then is one launch instead of a dozen.
 
-An attention layer of transformers turns its queries and keys by its module's `apply_rotary_pos_emb`, and hands them to
-the attention interface. Here the layer gets a forward of the same code in which that function turns nothing, but lets
-cosines and sines go along with the keys; `attention.StepAttention` finds them there. Only where the function does the
-usual thing, and only if every layer's keys arrive as they left it.
+An attention layer of transformers rotates its queries and keys by its module's `apply_rotary_pos_emb`, and hands them
+to the attention interface. Here the layer gets a forward of the same code in which that function rotates nothing, but
+lets cosines and sines go along with the keys; `attention.StepAttention` finds them there. Only where the function does
+the usual thing, and only if every layer's keys arrive as they left it.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ def defer_rotary(network: Any) -> int:
 
 
 def settle_frequencies(network: torch.nn.Module) -> None:
-    """Keep frequencies as they are that transformers would choose anew in every step, by the positions in it.
+    """Keep frequencies as they are that transformers would choose again in every step, by the positions in it.
 
     "dynamic" ones change behind max_position_embeddings only, those of "longrope" behind the length of the first
-    training, and no window reaches further (`loader.window`). transformers looks at the positions all the same: for
+    training, and no context reaches further (`loader.window`). transformers looks at the positions all the same: for
     "dynamic" ones the host would wait for the device, for "longrope" launch half a dozen kernels for nothing.
     """
     for module in network.modules():
@@ -71,7 +71,7 @@ def _is_known(layer: torch.nn.Module) -> bool:
 
 @functools.cache
 def _is_usual(turn: Callable[..., Any]) -> bool:
-    """Whether it turns pairs (i, i + half) of whole heads by the angles' first half, which the second one repeats."""
+    """Whether it rotates pairs (i, i + half) of whole heads by the angles' first half, which the second one repeats."""
     chance = torch.Generator().manual_seed(0)
     query, key = (torch.randn(1, heads, 3, 8, generator=chance) for heads in (2, 1))
     angles = torch.randn(1, 3, 4, generator=chance)

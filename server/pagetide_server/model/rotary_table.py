@@ -21,7 +21,7 @@ class RotaryTable:
     """
 
     def __init__(self, rotary: Any, kinds: list[str | None], limit: int) -> None:
-        """`rotary` is transformers' module; `kinds` has for each layer what it must be told, if anything.
+        """`rotary` is transformers' module; `kinds` has for each layer what it must be given, if anything.
 
         `limit` is the number of positions that there can be.
         """

@@ -48,7 +48,7 @@ class Runner:
 
     def __init__(self, loaded: LoadedModel, num_blocks: int, num_swap_blocks: int, block_size: int) -> None:
         self.loaded, self.block_size = loaded, block_size
-        # One more than the scheduler knows, for the padding of recorded steps.
+        # One more than the scheduler knows, for the padding of captured steps.
         self.idle_block = num_blocks
         self.caches = self._allocate(num_blocks + 1, loaded.device)
         self.host_caches = self._allocate(num_swap_blocks, torch.device("cpu"))
@@ -63,7 +63,7 @@ class Runner:
         progress: Callable[[float], None] = lambda fraction: None,
         sizes: list[int] | None = None,
     ) -> None:
-        """Record decode steps of up to `max_num_seqs` sequences; from now on `execute` replays them where they fit.
+        """Capture decode steps of up to `max_num_seqs` sequences; from now on `execute` replays them where they fit.
 
         Arguments as of `DecodeGraphs`. Raises what torch raises where the network waits for the device.
         """

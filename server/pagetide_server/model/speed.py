@@ -58,7 +58,7 @@ def _products(device: torch.device, dtype: torch.dtype) -> float:
 
 @torch.inference_mode()
 def _copies(device: torch.device) -> float:
-    """Bytes a second from the device's blocks to those in host memory."""
+    """Bytes per second from the device's blocks to those in host memory."""
     source = torch.zeros(_BLOCKS, _BLOCK_BYTES, dtype=torch.uint8, device=device)
     target = torch.zeros(_BLOCKS, _BLOCK_BYTES, dtype=torch.uint8)
     pairs = [(i, _BLOCKS - 1 - i) for i in range(_BLOCKS)]

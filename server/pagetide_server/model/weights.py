@@ -19,7 +19,7 @@ from .network import Shape, expect_no_padding
 
 # Where the name of a weight counts the layers: model.layers.7.mlp.up_proj.weight.
 _LAYER = re.compile(r"(?<=layers)\.\d+\.")
-_SMALLER = "set dtype to a smaller type, take a quantized model or a larger GPU (`pagetide plan` tells what fits)"
+_SMALLER = "set dtype to a smaller type, take a quantized model or a larger GPU (`pagetide plan` shows what fits)"
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -29,7 +29,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 @contextlib.contextmanager
 def reported_weights(progress: Progress) -> Iterator[None]:
-    """Tell `progress` of each weight that transformers loads, instead of its own bar."""
+    """Report to `progress` each weight that transformers loads, instead of its own bar."""
     from transformers.utils import logging
 
     def report(weights: Any) -> Iterator[Any]:

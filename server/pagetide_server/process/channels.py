@@ -17,7 +17,7 @@ READ_AT_ONCE = 64
 
 
 class ClientGone(BaseException):
-    """The API process has ended, so nobody is left to serve or to tell.
+    """The API process has ended, so nobody is left to serve or to report.
 
     No `Exception`: what reports the failures of a core or of its loading must not take it for one of them.
     """

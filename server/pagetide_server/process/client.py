@@ -1,4 +1,4 @@
-"""The API process's side of the engine: starts its process, sends requests, hands outputs to who waits for them."""
+"""The API process's side of the engine: starts its process, sends requests, hands outputs to the waiting requests."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ class EngineClient:
 
     @property
     def failure(self) -> EngineFailed | None:
-        """Why the engine process ended by itself, or None."""
+        """Why the engine process exited by itself, or None."""
         return self._failure
 
     def why_unhealthy(self) -> str | None:
@@ -240,7 +240,7 @@ class EngineClient:
         try:
             if self._link is not None:
                 self._link.receive_last()
-        except Exception:  # whatever it is, who waits must learn that nothing more comes
+        except Exception:  # whatever it is, waiting requests must learn that nothing more comes
             log.exception("the engine's last messages could not be handled")
         if self._failure is None and not self._closing:
             what = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"

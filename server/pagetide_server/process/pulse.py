@@ -43,7 +43,7 @@ class Pulse:
     def problem(self, now: float, look: Callable[[], Vitals | None] = lambda: None) -> str | None:
         """Why the engine is taken for dead or stuck, or None. Before the first heartbeat nothing is known.
 
-        `look` tells of a process that has been silent for long.
+        `look` reports a process that has been silent for long.
         """
         last = self.last
         if last is None:

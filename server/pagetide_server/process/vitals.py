@@ -18,7 +18,7 @@ class Vitals:
 
 
 def vitals(pid: int) -> Vitals | None:
-    """Of a process; None where the system does not tell (no Linux, or the process is gone)."""
+    """Of a process; None where the system does not report it (no Linux, or the process is gone)."""
     try:
         # The name, in brackets, may hold anything.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

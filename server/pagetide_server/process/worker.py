@@ -127,14 +127,14 @@ class Loop:
 
 
 class Heart(threading.Thread):
-    """Sends a heartbeat every second; ends the process when its parent is gone."""
+    """Sends a heartbeat every second; exits the process when its parent is gone."""
 
     def __init__(self, loop: Loop, channel: Channel, parent: int) -> None:
         super().__init__(name="heartbeat", daemon=True)
         self._loop, self._channel, self._parent = loop, channel, parent
 
     def run(self) -> None:
-        """Beat until the process ends."""
+        """Beat until the process exits."""
         with contextlib.suppress(ClientGone):
             while os.getppid() == self._parent:
                 self._channel.send(self._beat())

@@ -1,1 +1,4 @@
-"""Text to tokens and back: tokenizer loading, chat templates, incremental detokenization, stop strings. No torch."""
+"""Text to tokens and back: tokenizer loading, chat templates, incremental detokenization, stop strings. No torch.
+
+Does not belong here: HTTP and its fields (`api/`), and which token is next (`engine/sampling`).
+"""

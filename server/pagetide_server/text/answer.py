@@ -109,7 +109,7 @@ def joined(index: int, deltas: Iterable[Delta]) -> Delta:
 
 
 def best(answers: list[Delta], n: int, best_of: int | None) -> list[Delta]:
-    """Of each prompt's `best_of` whole answers the `n` whose tokens were likeliest on average, best first.
+    """Of each prompt's `best_of` whole answers the `n` whose tokens were most probable on average, best first.
 
     Where there is nothing to choose, all of them, in their order.
     """

@@ -66,7 +66,7 @@ def render(
 
 
 _USUAL, _WITH_TOOLS = "default", "tool_use"
-# What a server's client is told of a model without a template.
+# The client's error for a model without a template.
 WAY_OUT = "start the server with --chat-template, or use /v1/completions"
 
 
@@ -169,7 +169,7 @@ class ChatTemplate:
 
 
 _PROBE = "Pagetide-probe"
-# The blank behind the mark tells whether the template trims contents.
+# The blank behind the mark shows whether the template trims contents.
 _MARK = "<|pagetide-end-of-content|> "
 
 

@@ -61,7 +61,7 @@ class Tokenizer:
         """The tokenizer of `config.model`, or of `config.tokenizer` where that is set.
 
         Raises:
-            SettingError: there is no tokenizer to be had; names the setting and the folder.
+            SettingError: no tokenizer is available; names the setting and the folder.
         """
         if config.tokenizer is None:
             return cls.from_folder(resolve(config), "model", config.trust_remote_code)

@@ -1,4 +1,4 @@
-"""What the engine process, its client and the library say to each other: structs, their checks, exit codes.
+"""Messages between the engine process, its client and the library: structs, their checks, exit codes.
 
 Belongs here: plain data and pure checks over it. Does not belong here: torch, sockets, and what happens to the data.
 """

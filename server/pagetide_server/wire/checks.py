@@ -148,10 +148,10 @@ def check_params(params: SamplingParams, ready: Ready) -> SamplingParams:
 
 
 def check_prompt(token_ids: Sequence[int], ready: Ready, field: str = "prompt", scored_only: bool = False) -> None:
-    """Refuse a prompt that the model cannot read; one that is to be scored only may fill the window.
+    """Refuse a prompt that the model cannot read; one that gets `prompt_logprobs` only may fill the context.
 
     Raises:
-        SettingError: it is empty, too long for the window (with both numbers) or holds an id outside the vocabulary.
+        SettingError: it is empty, too long for the context (with both numbers) or holds an id outside the vocabulary.
     """
     if not token_ids:
         raise SettingError(field, list(token_ids), "is empty; give at least one token")
@@ -160,8 +160,8 @@ def check_prompt(token_ids: Sequence[int], ready: Ready, field: str = "prompt", 
         raise SettingError(
             field,
             f"{len(token_ids)} tokens",
-            f"the model's window is {ready.max_model_len} tokens (max_model_len), the prompt has {len(token_ids)}; "
-            f"{way_out}",
+            f"the model's context length is {ready.max_model_len} tokens (max_model_len), the prompt has "
+            f"{len(token_ids)}; {way_out}",
         )
     check_token_ids(token_ids, ready.vocab_size, field)
 

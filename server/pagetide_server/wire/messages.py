@@ -28,7 +28,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """How to continue a prompt. Checked by `checks.check_params`; the engine trusts it.
 
     `temperature` 0 is greedy. `top_k` 0 or -1 keeps all tokens. `logprobs` counts the alternatives beside the sampled
-    token (0: the sampled one only; None: none at all). `max_tokens` None means: up to the model's window.
+    token (0: the sampled one only; None: none at all). `max_tokens` None means: up to the model's context length.
     """
 
     n: int = 1
@@ -95,7 +95,7 @@ ToEngine = AddRequest | AbortRequest | Shutdown
 
 
 class TokenLogprobs(msgspec.Struct, array_like=True):
-    """Log probabilities at one position: of the token itself, its rank (1 = likeliest), and of the likeliest ones."""
+    """Log probabilities at one position: of the token itself, its rank (1 = highest), and of the most probable ones."""
 
     token_id: int
     logprob: float
@@ -150,7 +150,7 @@ class EngineStats(msgspec.Struct, kw_only=True):
     block_allocation_failures: int = 0
     prefix_query_tokens: int = 0
     prefix_hit_tokens: int = 0
-    # Of beginnings that prompts share (prefix_lengths.py): what lies behind the last full block, and what an unlimited
+    # Of prefixes that prompts share (prefix_lengths.py): what lies behind the last full block, and what an unlimited
     # cache would save with blocks of each size.
     prefix_tail_tokens: int = 0
     prefix_shareable_tokens: dict[int, int] = {}
@@ -216,7 +216,7 @@ class Heartbeat(msgspec.Struct, tag=True, kw_only=True):
 
 
 class Failed(msgspec.Struct, tag=True, kw_only=True):
-    """The engine cannot start or go on; the process ends with `exit_code` after this message."""
+    """The engine cannot start or go on; the process exits with `exit_code` after this message."""
 
     message: str
     exit_code: int

@@ -1,4 +1,4 @@
-"""A real Prometheus beside real servers, gateway and operator. What happens to them is told in `under_load`."""
+"""A real Prometheus beside real servers, gateway and operator. What happens to them is described in `under_load`."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ class Observed:
     """Prometheus, and what the load generator saw.
 
     Attributes:
-        calm, crowds: what `pagetide bench` told of its runs.
-        first_token: (share, seconds) of the calm load, as its server told them when it was over.
+        calm, crowds: what `pagetide bench` reported of its runs.
+        first_token: (share, seconds) of the calm load, as its server exported them when it was over.
         leavers: requests whose client left.
         gateway: the gateway's address.
     """

@@ -1,4 +1,4 @@
-"""Answers that break off in the middle: the client is told, and takes nothing half for whole."""
+"""Answers that break off in the middle: the client gets an error, and takes nothing half for whole."""
 
 from __future__ import annotations
 

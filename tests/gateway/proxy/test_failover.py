@@ -1,4 +1,4 @@
-"""Replicas that die or refuse before a client has a byte: another answers, or the client is told."""
+"""Replicas that die or refuse before a client has a byte: another answers, or the client gets an error."""
 
 from __future__ import annotations
 

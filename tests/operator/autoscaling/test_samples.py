@@ -127,7 +127,7 @@ def test_what_a_server_could_run_before_it_started_anew_is_void(sample):
 
 
 def test_demand_of_a_burst_counts_what_piles_up(sample):
-    """Ten requests a second of 100 tokens come, one is computed; the quiet time before does not hide it."""
+    """Ten requests per second of 100 tokens come, one is computed; the quiet time before does not hide it."""
     window = Window()
     for at in range(0, 30, 5):
         window.add(sample(at, prompt_tokens=100 * at, prefills=at))

@@ -1,4 +1,4 @@
-"""A client in a pod: asks a service for completions until it is told to stop, and says how that went.
+"""A client in a pod: asks a service for completions until it is asked to stop, and says how that went.
 
 Prints one JSON line a request: the seconds it took, and what was wrong, if anything.
 """

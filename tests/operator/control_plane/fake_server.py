@@ -1,6 +1,6 @@
 """Stands in for a server in a pod: the HTTP addresses that the operator's probes ask, and the faults a test asks for.
 
-A POST of {"running": 3, "waiting": 1} to /load is what /metrics tells from then on. Faults come as environment
+A POST of {"running": 3, "waiting": 1} to /load is what /metrics reports from then on. Faults come as environment
 variables: FAKE_EXIT (end at once with this code and a last line of log); FAKE_FETCH (the same, but only where the model
 is fetched).
 """

@@ -1,6 +1,6 @@
 """Stands in for a server in a pod where answers matter: streams a number of events, one in each tenth of a second.
 
-Eight requests at once are what it has room for, and it tells of its load. When asked to end, it finishes its streams.
+Eight requests at once are what it has room for, and it reports its load. When asked to end, it finishes its streams.
 """
 
 import json

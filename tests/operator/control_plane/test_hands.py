@@ -52,7 +52,7 @@ async def test_a_status_that_was_wiped_is_written_again(cluster, nodes, operator
 
 
 async def test_a_status_that_another_has_written_meanwhile_is_no_trouble(cluster, nodes, operator):
-    """Each write makes the operator's own, over the state that it read, a conflict; it decides anew."""
+    """Each write makes the operator's own, over the state that it read, a conflict; it decides again."""
     await cluster.create(cluster.manifest("llm"))
     for number in range(30):
         condition = {"type": "Seen", "status": "True", "reason": f"N{number}", "message": "by somebody else"}

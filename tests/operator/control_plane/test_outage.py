@@ -120,6 +120,6 @@ async def test_a_watch_that_dies_without_a_sign_is_noticed_and_costs_little(clus
             await asyncio.sleep(0.3)
         assert process.process.returncode == 1
         assert f"the watch of {KIND}" in process.log.read_text()
-        run_operator("--resync-seconds=60", config=config)  # as a Deployment starts it anew
+        run_operator("--resync-seconds=60", config=config)  # as a Deployment starts it again
         await cluster.create(cluster.manifest("three", replicas=0))
         await cluster.until(lambda: cluster.find("PodDisruptionBudget", "three"), 20)

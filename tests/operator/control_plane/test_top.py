@@ -1,4 +1,4 @@
-"""`pagetide top` over a real API server: what pods tell comes through its proxy."""
+"""`pagetide top` over a real API server: what pods report comes through its proxy."""
 
 import asyncio
 

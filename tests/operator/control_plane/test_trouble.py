@@ -89,7 +89,7 @@ async def test_an_object_of_somebody_else_is_not_taken_over(cluster, operator):
     other = {"kind": "Service", "apiVersion": "v1", "metadata": {"name": "llm"}, "spec": {"ports": ports}}
     await cluster.create(other)
     await cluster.create(cluster.manifest("llm"))
-    assert await shows(cluster, "llm", "NameConflict") == "Service llm exists and belongs to somebody else"
+    assert await shows(cluster, "llm", "NameConflict") == "Service llm exists and has another owner"
     assert "labels" not in (await cluster.get("Service", "llm"))["metadata"]
     await cluster.delete("Service", "llm")  # nothing that the operator watches; it looks again by itself
 

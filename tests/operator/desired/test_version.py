@@ -1,4 +1,4 @@
-"""Which pods stay as they are, and which are made anew."""
+"""Which pods stay as they are, and which are recreated."""
 
 import json
 

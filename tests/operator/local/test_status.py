@@ -1,4 +1,4 @@
-"""What is told about local services."""
+"""What is reported about local services."""
 
 from __future__ import annotations
 

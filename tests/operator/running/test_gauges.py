@@ -1,4 +1,4 @@
-"""What the operator tells of its services, and that its metrics are those of the contract."""
+"""What the operator exports of its services, and that its metrics are those of the contract."""
 
 import pytest
 from prometheus_client import CollectorRegistry

@@ -1,4 +1,4 @@
-"""A dead watch is told from a slow one."""
+"""A dead watch is distinguished from a slow one."""
 
 import pytest
 

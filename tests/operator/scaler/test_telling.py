@@ -17,7 +17,8 @@ async def test_a_change_is_in_status_event_metric_and_log(world, caplog):
     assert (told["inputs"]["running"], told["inputs"]["waiting"], told["inputs"]["placesPerReplica"]) == (10, 11, 10)
     assert told["time"] == world.status["autoscaling"]["lastScaleTime"] == timestamp(world.now)
     text = (
-        "1 -> 3 replicas: 10 running and 11 waiting, 10 places a replica (asked: batch 3, queue 0, memory 0, prompt 0)"
+        "1 -> 3 replicas: 10 running and 11 waiting, 10 batch slots per replica "
+        "(asked: batch 3, queue 0, memory 0, prompt 0)"
     )
     assert world.api.events == [text]
     assert f"ns/llm: {text}" in caplog.text

@@ -230,4 +230,4 @@ def test_a_plot_without_matplotlib_says_what_to_install(files, tmp_path, capsys,
     trace, service = files
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert command.main([f"--trace={trace}", str(service), f"--plot={tmp_path / 'out.png'}"]) == 2
-    assert "pip install 'pagetide[plot]'" in capsys.readouterr().err
+    assert "pip install -e '.[plot]'" in capsys.readouterr().err

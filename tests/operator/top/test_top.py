@@ -1,4 +1,4 @@
-"""`pagetide top`: what follows from two looks, how it is drawn, and whom it can watch."""
+"""`pagetide top`: what follows from two scrapes, how it is drawn, and whom it can watch."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ class Model:
 
 
 def known(token: int, top: int) -> TokenLogprobs:
-    """Log probabilities at a place where `token` is the likeliest."""
+    """Log probabilities at a place where `token` is the most probable."""
     ids = [token, *(i for i in range(FIRST_WORD, FIRST_WORD + top + 1) if i != token)][:top]
     return TokenLogprobs(token, -0.25, 1, ids, [-0.25 - 0.5 * n for n in range(top)])
 

@@ -308,7 +308,7 @@ def test_token_utilization_is_that_of_the_last_ten_seconds(steps, ratio):
 def test_a_prompt_counts_once_however_often_it_is_computed():
     metrics = ServerMetrics("m", "1")
     record = Record(metrics, arrival=0.0, submitted=0.0, prompt_tokens=7)
-    # Two answers; after a preemption the engine tells of the prompt's computation again.
+    # Two answers; after a preemption the engine reports the prompt's computation again.
     generation_steps = [SequenceOutput(request_id="r", index=i, token_ids=[5], scheduled=1.0) for i in (0, 1, 0)]
     for output in generation_steps:
         record.begun(output)

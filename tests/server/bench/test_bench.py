@@ -140,8 +140,8 @@ def test_a_server_that_tells_little_is_measured_all_the_same(fake, bench):
     got, table = figures(bench, fake.url, "--model=any", "--requests=2", "--output-tokens=3", "--input-tokens=8")
     assert got["tokens"] == {"input": 16, "output": 6, "prefix_cache_hits": None, "from_usage": False}
     assert got["queue"] is None
-    assert "told no usage" in table
-    assert "not told by the server" in table
+    assert "reported no usage" in table
+    assert "not reported by the server" in table
 
 
 @pytest.mark.parametrize(

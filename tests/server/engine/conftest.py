@@ -22,7 +22,7 @@ def toy_engine() -> type[ToyEngine]:
 
 @pytest.fixture
 def ahead_engine() -> type[AheadEngine]:
-    """The same, running ahead."""
+    """The same, with async scheduling."""
     return AheadEngine
 
 

@@ -45,7 +45,7 @@ def test_what_other_block_sizes_would_have_saved():
     assert statistic.remainders[44 % 16] == 10
     assert statistic.tail_tokens == 120
     assert statistic.summary() == (
-        "11 prompts of 506 tokens; of beginnings that they share, an unlimited cache saves 400 with blocks of 8, "
+        "11 prompts of 506 tokens; of prefixes that they share, an unlimited cache saves 400 with blocks of 8, "
         "320 with blocks of 16, 320 with blocks of 32; 120 tokens lie behind the last full block of 16"
     )
 

@@ -24,7 +24,7 @@ from .calls import GREEDY, greedy, regex
         pytest.param([[]], None, "prompt: []: is empty", id="an empty prompt"),
         pytest.param([None], None, "prompt: None: must be text or a list of token ids", id="no prompt"),
         pytest.param(
-            [[5] * 512], None, "the model's window is 512 tokens (max_model_len), the prompt has 512", id="long"
+            [[5] * 512], None, "the model's context length is 512 tokens (max_model_len), the prompt has 512", id="long"
         ),
         pytest.param(
             [[5] * 513], greedy(max_tokens=0), "512 tokens (max_model_len), the prompt has 513", id="too long to score"

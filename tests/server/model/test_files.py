@@ -173,7 +173,7 @@ def unreachable() -> Exception:
         pytest.param(lambda: ConnectionResetError("reset"), "hub cannot be reached", id="a torn connection"),
         pytest.param(lambda: answered("RepositoryNotFoundError"), "'org/name': .* no such model on the hub", id="none"),
         pytest.param(
-            lambda: answered("GatedRepoError"), "accepted its licence: do so on its page there, then", id="gated"
+            lambda: answered("GatedRepoError"), "its licence is accepted: do so on its page there, then", id="gated"
         ),
         pytest.param(
             lambda: answered("RevisionNotFoundError"), "revision: 'v2': the hub's org/name has no", id="revision"

@@ -57,7 +57,7 @@ def test_sixteen_bits_come_near_to_float32(kind: str, dtype: str, loaded_tiny: L
     loaded = loaded_tiny(kind, dtype=dtype)
     assert (loaded.dtype, loaded.cache_dtype) == (getattr(torch, dtype),) * 2
     error = relative_error(logits(loaded, prompt, toy), logits(loaded_tiny(kind), prompt, toy))
-    # (Experts are chosen anew where two are nearly equal, so those of a mixture differ more.)
+    # (Experts are chosen again where two are nearly equal, so those of a mixture differ more.)
     assert 0 < error < {"float16": 0.01, "bfloat16": 0.06}[dtype] * (6 if kind == "mixtral" else 1)
 
 

@@ -22,7 +22,7 @@ GREEDY: list[dict[str, Any]] = [
     {"min_p": 1.0},
     {"temperature": 0.0, "ignore_eos": True, "max_tokens": 3},
 ]
-# What a token depends on beside the likeliest, or what else is to be told.
+# What a token depends on beside the most probable, or what else is to be told.
 OTHERS: list[dict[str, Any]] = [
     {"seed": 7},
     {"seed": 8, "top_p": 0.9},

@@ -1,4 +1,4 @@
-"""The likeliest token is the first of the largest, whatever way is taken to find it."""
+"""The most probable token is the first of the largest, whatever way is taken to find it."""
 
 from __future__ import annotations
 

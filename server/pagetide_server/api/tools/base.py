@@ -47,7 +47,7 @@ class CallList:
     def __init__(self, emitter: CallEmitter) -> None:
         self._emitter = emitter
         self._reader: CallReader | None = None
-        # Text outside of objects that has not been told: where a call follows, separators at its end are not.
+        # Text outside of objects that has not been emitted: where a call follows, separators at its end are not.
         self._between: list[str] = []
         self._after_text = False
 

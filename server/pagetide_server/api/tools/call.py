@@ -57,7 +57,7 @@ class JsonScanner:
 
 
 class CallReader:
-    """Reads one call. Its name is told once known; arguments that are an object are then told as they come.
+    """Reads one call. Its name is emitted once known; arguments that are an object are then emitted as they come.
 
     Attributes:
         done: the object has ended.

@@ -102,7 +102,7 @@ class StructureCompiler:
         with self._lock:
             if self._tokens is None:
                 if not self._eos:
-                    raise StructureError("the model names no end token, so that no structured answer could end")
+                    raise StructureError("the model names no end token, so that no structured answer could finish")
                 wrapper = llguidance.TokenizerWrapper(_Tokens(self._tokenizer, self._eos[0]))
                 self._tokens = llguidance.LLTokenizer(wrapper, eos_token=self._eos)
             return self._tokens

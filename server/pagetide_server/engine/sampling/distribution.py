@@ -1,4 +1,4 @@
-"""Drawing tokens from the distributions of several rows, by a race.
+"""Sampling tokens from the distributions of several rows, by a race.
 
 Each token has an exponential random variable of its own (noise.py), and the token whose variable divided by its weight
 is least wins: it does so with the probability that is its share of the weights. (The same as adding Gumbel noise to
@@ -44,13 +44,13 @@ GREEDY_TEMPERATURE = 1e-3
 
 
 def is_greedy(params: SamplingParams) -> bool:
-    """Whether the likeliest token (of equal ones, the first) is the only one that may come."""
+    """Whether the most probable token (of equal ones, the first) is the only one that may come."""
     return params.temperature <= GREEDY_TEMPERATURE or params.top_k == 1 or params.min_p >= 1
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Draw:
-    """One token to draw: from row `row` of the logits, for `sequence`; `top` is the row's largest logit."""
+    """One token to sample: from row `row` of the logits, for `sequence`; `top` is the row's largest logit."""
 
     row: int
     top: float
@@ -63,18 +63,18 @@ class Draw:
 
 
 class Drawer:
-    """Draws the tokens of one engine's steps. Keeps working space, but nothing of any sequence."""
+    """Samples the tokens of one engine's steps. Keeps working space, but nothing of any sequence."""
 
     def __init__(self, vocab_size: int, device: torch.device, noise: Noise) -> None:
         self._vocab_size, self._device, self._noise = vocab_size, device, noise
         self._whole = _Whole(vocab_size, device)
 
     def draw(self, logits: torch.Tensor, draws: list[Draw]) -> dict[int, int]:
-        """Row to drawn token id.
+        """Row to sampled token id.
 
         Args:
             logits: [rows, vocab_size] float32; rows of `draws` hold no NaN and a finite largest value. Not changed.
-            draws: what to draw.
+            draws: what to sample.
         """
         groups: dict[int, list[Draw]] = {}
         for draw in draws:
@@ -136,7 +136,7 @@ def largest(values: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tenso
 
 
 class _Prefix:
-    """Draws among the `size` largest logits of each row; top-p and min-p apply to what top-k left."""
+    """Samples among the `size` largest logits of each row; top-p and min-p apply to what top-k left."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -151,7 +151,7 @@ class _Prefix:
         weights.masked_fill_(weights < _column([d.params.min_p for d in draws], device), 0)
         before = weights.cumsum(-1) - weights
         limit = _column([d.params.top_p for d in draws], device) * weights.sum(-1, keepdim=True)
-        # The likeliest token always stays, also where p is 0 or rounds to it.
+        # The most probable token always stays, also where p is 0 or rounds to it.
         weights.masked_fill_((before >= limit) & (ranks > 0), 0)
         bits = torch.stack([noise.bits_of(d.sequence, places[i]) for i, d in enumerate(draws)])
         chosen = (weights / races(bits)).argmin(-1, keepdim=True)
@@ -159,7 +159,7 @@ class _Prefix:
 
 
 class _Whole:
-    """Draws from all tokens of each row; top-p and min-p apply."""
+    """Samples from all tokens of each row; top-p and min-p apply."""
 
     def __init__(self, vocabulary: int, device: torch.device) -> None:
         self._vocabulary = vocabulary
@@ -195,9 +195,9 @@ class _Whole:
         return weights
 
     def _cut(self, weights: torch.Tensor, tokens: list[int], draws: list[Draw], times: torch.Tensor) -> list[int]:
-        """`tokens`, those outside top-p drawn again.
+        """`tokens`, those outside top-p sampled again.
 
-        This ends: every rejection leaves fewer tokens, and the likeliest one is never rejected.
+        This ends: every rejection leaves fewer tokens, and the most probable one is never rejected.
         """
         result = list(tokens)
         open_rows = list(range(len(tokens)))

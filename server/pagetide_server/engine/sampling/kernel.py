@@ -1,4 +1,4 @@
-"""Drawing by one op: the race of distribution.py in Triton, where no row waits for the host, or in C++."""
+"""Sampling by one op: the race of distribution.py in Triton, where no row waits for the host, or in C++."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..sequence import Sequence
 from .distribution import Draw, is_greedy
 from .noise import Noise
 
-# Of a greedy row that is drawn with others: temperature, top_p, min_p; and top_k.
+# Of a greedy row that is sampled with others: temperature, top_p, min_p; and top_k.
 _GREEDY, _ONE = (1.0, 1.0, 0.0), 1
 
 
@@ -27,7 +27,7 @@ def sample_rows(logits: torch.Tensor, sequences: list[Sequence], noise: Noise) -
 
     Args:
         logits: [rows, vocabulary] float32 on the CPU, rows contiguous.
-        sequences: whose next tokens they are; greedy ones get their likeliest token.
+        sequences: whose next tokens they are; greedy ones get their most probable token.
         noise: of the engine.
     """
     shapes, top_ks = _rows(sequences)
@@ -38,13 +38,13 @@ def sample_rows(logits: torch.Tensor, sequences: list[Sequence], noise: Noise) -
 
 
 class KernelDrawer:
-    """Draws the tokens of one engine's steps, like `distribution.Drawer`."""
+    """Samples the tokens of one engine's steps, like `distribution.Drawer`."""
 
     def __init__(self, noise: Noise) -> None:
         self._noise = noise
 
     def draw(self, logits: torch.Tensor, draws: list[Draw]) -> dict[int, int]:
-        """Row to drawn token id; see `Drawer.draw`."""
+        """Row to sampled token id; see `Drawer.draw`."""
         rows = [d.row for d in draws]
         wanted = logits if rows == list(range(len(logits))) else logits[rows]
         return dict(zip(rows, self.launch(wanted, [d.sequence for d in draws]).tolist(), strict=True))
@@ -54,7 +54,7 @@ class KernelDrawer:
 
         Args:
             logits: [rows, vocabulary] float32, rows contiguous.
-            sequences: whose next tokens they are; greedy ones get their likeliest token.
+            sequences: whose next tokens they are; greedy ones get their most probable token.
         """
         from pagetide_kernels.gpu.sample import sample  # needs the package triton
 

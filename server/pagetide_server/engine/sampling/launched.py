@@ -37,7 +37,7 @@ class Choosing:
         Args:
             token_ids: int64 [rows], on a GPU.
             tops: float32 [rows], the largest logit of each.
-            reason: tells of a row whose largest logit is not finite what went wrong.
+            reason: says of a row whose largest logit is not finite what went wrong.
         """
         self.token_ids, self._reason = token_ids, reason
         on_gpu = token_ids.device.type == "cuda"

@@ -1,4 +1,4 @@
-"""The likeliest token of each row of logits."""
+"""The argmax of each row of logits."""
 
 from __future__ import annotations
 

@@ -17,12 +17,12 @@ _ROWS = 4
 
 
 def token_logprobs(logits: torch.Tensor, token_ids: list[int], top: int) -> list[TokenLogprobs]:
-    """Log probability, rank and the `top` likeliest alternatives of one token a row.
+    """Log probability, rank and the `top` most probable alternatives of one token a row.
 
     Args:
         logits: [rows, vocabulary] float32, raw.
         token_ids: the token of each row.
-        top: number of likeliest tokens to list; 0 for none.
+        top: number of most probable tokens to list; 0 for none.
     """
     found: list[TokenLogprobs] = []
     for start in range(0, len(token_ids), _ROWS):

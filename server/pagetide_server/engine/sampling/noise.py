@@ -1,4 +1,4 @@
-"""Random numbers that depend on what they are for, not on when they are drawn.
+"""Random numbers that depend on what they are for, not on when they are sampled.
 
 Every token of the vocabulary has a number of its own behind every token of an answer, fixed by the request's key, the
 answer's index and the position. So a seeded request gives the same tokens whatever shares its batch, and after every

@@ -52,7 +52,7 @@ class Sampler:
         self._drawer = self._kernel or Drawer(vocab_size, self._device, self._noise)
 
     def warm_up(self) -> None:
-        """Make the tables now (see noise.py) that the first drawn token would wait for."""
+        """Make the tables now (see noise.py) that the first sampled token would wait for."""
         _ = self._noise.tables
 
     @torch.inference_mode()
@@ -115,7 +115,7 @@ class Sampler:
         return tokens, tops
 
     def _sample_lazy(self, logits: LazyLogits, sequences: list[Sequence]) -> Sampled:
-        """`sample`, where rows that want nothing but their likeliest token do without their logits."""
+        """`sample`, where rows that want nothing but their most probable token do without their logits."""
         simple = [row for row, s in enumerate(sequences) if is_greedy(s.params) and _is_plain(s)]
         others = sorted(set(range(len(sequences))).difference(simple))
         sampled = Sampled([NO_TOKEN] * len(sequences), [None] * len(sequences), {})
@@ -135,7 +135,7 @@ class Sampler:
         Args:
             logits: [count, vocab_size] float32 at `count` positions of a prompt.
             next_token_ids: the prompt's token behind each of those positions.
-            top: number of likeliest tokens to list.
+            top: number of most probable tokens to list.
         """
         return token_logprobs(logits, next_token_ids, top)
 
@@ -150,7 +150,7 @@ class Sampler:
 
 
 def _is_plain(sequence: Sequence) -> bool:
-    """Whether its token follows from logits, parameters and position alone, and nothing else is to be told of it."""
+    """Whether its token depends on logits, parameters and position alone, and nothing else of it is reported."""
     params = sequence.params
     return params.structure is None and params.logprobs is None and not changes_logits(params)
 

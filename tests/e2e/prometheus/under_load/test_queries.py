@@ -61,20 +61,20 @@ def test_nothing_failed_at_the_servers(observed: Any) -> None:
 
 # Panels that are at zero while all is well.
 TROUBLE = (
-    "service: Preemptions a second: {{mode}}",
-    "service: Blocks swapped a second: {{direction}}",
+    "service: Preemptions per second: {{mode}}",
+    "service: Blocks swapped per second: {{direction}}",
     "service: Block allocations and failures: {{namespace}}/{{service}} failures",
     "scaling: Changes by direction and winner: {{namespace}}/{{service}} {{direction}} by {{winner}}",
     "scaling: What limits scaling: {{namespace}}/{{service}} {{reason}}",
     "gateway: Failed requests: {{namespace}}/{{model_name}}",
     "gateway: Held requests: {{namespace}}/{{model_name}}",
-    "gateway: How holding ended: {{outcome}}",
+    "gateway: Held requests by outcome: {{outcome}}",
     "gateway: Refused for a limit of the key: {{limit}}",
-    "gateway: Retries and broken streams a second: {{namespace}}/{{model_name}} retries",
-    "gateway: Retries and broken streams a second: {{namespace}}/{{model_name}} broken streams",
-    "gateway: Clients that left, and replicas set aside: {{namespace}}/{{model_name}} clients left",
-    "gateway: Clients that left, and replicas set aside: {{namespace}}/{{model_name}} replicas set aside",
-    "operator: Failed looks: failed",
+    "gateway: Retries and broken streams per second: {{namespace}}/{{model_name}} retries",
+    "gateway: Retries and broken streams per second: {{namespace}}/{{model_name}} broken streams",
+    "gateway: Client disconnects and ejected replicas: {{namespace}}/{{model_name}} client disconnects",
+    "gateway: Client disconnects and ejected replicas: {{namespace}}/{{model_name}} ejected replicas",
+    "operator: Failed reconciles: failed",
 )
 
 

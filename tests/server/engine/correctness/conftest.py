@@ -1,4 +1,4 @@
-"""Engines on poisoned memory, some of which run ahead."""
+"""Engines on poisoned memory, some of which schedule asynchronously."""
 
 from __future__ import annotations
 

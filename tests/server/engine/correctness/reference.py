@@ -18,7 +18,7 @@ Answers = list[tuple[int, ...]]
 
 
 def prompts_for(vocab_size: int, lengths: tuple[int, ...] = LENGTHS) -> list[list[int]]:
-    """Prompts of many lengths around block borders; the last ones share a beginning of 40 tokens."""
+    """Prompts of many lengths around block borders; the last ones share a prefix of 40 tokens."""
     rng = random.Random(7)
     prompts = [[rng.randrange(3, vocab_size) for _ in range(n)] for n in lengths]
     shared = prompts[-1][:40]

@@ -1,4 +1,4 @@
-"""The scheduler's rules, one by one: who starts before whom, and who gives way to whom."""
+"""The scheduler's rules, one by one: who starts before whom, and which are preempted for which."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ def test_the_newest_gives_way_and_a_step_that_preempted_admits_nobody(engine):
     assert all(not step.started and not step.swap_in for step in preempting)
     assert [name for step in steps for name in names(step.started)] == ["a", "b", "c", "d"]
     assert names(preempting[0].preempted) == ["c"]
-    # The oldest never gives way.
+    # The oldest is never preempted.
     assert "a" not in [name for step in steps for name in names(step.preempted)]
     assert len(made.ended) == 4
 

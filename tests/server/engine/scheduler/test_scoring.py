@@ -1,4 +1,4 @@
-"""The scheduler's rules, one by one: prompts that are to be scored."""
+"""The scheduler's rules, one by one: prompts with `prompt_logprobs`."""
 
 from __future__ import annotations
 

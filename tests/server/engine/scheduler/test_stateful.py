@@ -149,7 +149,7 @@ class Traffic(RuleBasedStateMachine):
     def check_step(self, step):
         self.count(step)
         if step.preempted:
-            # The one that the others gave way to is the only one that may join.
+            # The one that the others were preempted for is the only one that may join.
             joined = len(step.started) + bool(step.swap_in)
             assert joined <= (self.scheduler.config.policy == "priority"), "a step that preempted admitted somebody"
         if self.scheduler.config.policy == "fcfs" and step.started:

@@ -15,7 +15,7 @@ from .writing import Tiny, write_gguf
 
 
 def without_tokenizer(path: Path) -> None:
-    """Write the file anew with all its settings but those of the tokenizer."""
+    """Write the file again with all its settings but those of the tokenizer."""
     import gguf
 
     old = gguf.GGUFReader(path)

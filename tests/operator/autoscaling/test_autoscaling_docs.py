@@ -1,4 +1,4 @@
-"""docs/elasticity.md names what the code has."""
+"""docs/autoscaling.md names what the code has."""
 
 import re
 from pathlib import Path
@@ -10,7 +10,7 @@ from pagetide_operator.autoscaling.explain import LIMITS
 from pagetide_operator.simulate.server import ServerModel
 
 ROOT = Path(__file__).parents[3]
-TEXT = (ROOT / "docs/elasticity.md").read_text()
+TEXT = (ROOT / "docs/autoscaling.md").read_text()
 
 
 def test_every_signal_limiter_and_reason_is_explained():
@@ -28,7 +28,7 @@ def test_every_signal_limiter_and_reason_is_explained():
 @pytest.mark.parametrize(
     ("number", "words"),
     [
-        pytest.param(windows.SCRAPE_S, "Every {:g} s the operator asks", id="scrapes"),
+        pytest.param(windows.SCRAPE_S, "Every {:g} s the operator scrapes", id="scrapes"),
         pytest.param(windows.WINDOW_S, "last {:g} s of each pod", id="window"),
         pytest.param(100 * signals.TOLERANCE, "Less than {:g}% too much", id="tolerance"),
         pytest.param(100 * (signals.SHRINK_MARGIN - 1), "must hold {:.0f}% more", id="margin"),
