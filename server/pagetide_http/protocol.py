@@ -2,7 +2,7 @@
 
 A client gets a limited time and size for a request's head, may offer to change the protocol, gets error objects for
 malformed HTTP, is missed when it leaves with requests still queued or takes nothing, gets a body without chunks where
-it speaks HTTP/1.0, and a stream gets a short way to its socket.
+it speaks HTTP/1.0, and a stream gets a fast path to its socket.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from pagetide_spec.names import HEADER_REQUEST_ID
 from pagetide_spec.web import request_id_of
 
 from .errors import ApiError
+from .fast_path import FAST_PATH, FastPath
+from .http10 import until_close
 from .peers import Patience, notice_death
-from .short_way import SHORT_WAY, ShortWay
-from .until_close import until_close
 from .upgrades import pass_over
 
 # Requests that may wait behind the one that is answered; a client that sends more is not read from meanwhile.
@@ -146,7 +146,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._part = _Part.BODY
         self._stop_timer()
         # ASGI's types know no extension of a server's own.
-        extensions: Any = {SHORT_WAY: ShortWay(self.cycle)}
+        extensions: Any = {FAST_PATH: FastPath(self.cycle)}
         self.cycle.scope["extensions"] = extensions
         # uvicorn stops reading at a request that has to wait, and then does not see the client leave.
         if 0 < len(self.pipeline) < MAX_PIPELINED:

@@ -17,7 +17,7 @@ from .engine.sampling.sampler import Sampler
 from .engine.scheduler import Scheduler, SchedulerConfig
 from .model.limits import batch_limits
 from .model.loader import LoadedModel, load
-from .model.memory import bytes_per_token, kv_blocks, usable_window
+from .model.memory import bytes_per_token, kv_blocks, usable_context_length
 from .model.recording import record, recorded_bytes, recorder_for
 from .model.runner import Runner
 from .model.speed import Speed, measure
@@ -58,7 +58,7 @@ def create_core(
     if warm:
         compiler.warm_up()
         sampler.warm_up()
-    if runs_ahead(loaded):
+    if async_scheduling(loaded):
         progress("compiling kernels", 0.0)
         warm_up(runner, sampler, limits.max_model_len)
     return EngineCore(
@@ -67,7 +67,7 @@ def create_core(
         sampler,
         compiler,
         ready,
-        runs_ahead=runs_ahead(loaded),
+        async_scheduling=async_scheduling(loaded),
     )
 
 
@@ -82,7 +82,7 @@ def _loaded(config: EngineConfig, progress: Callable[[str, float], None], tokeni
     return dataclasses.replace(loaded, eos_token_ids=tuple(sorted(tokenizer.eos_token_ids)))
 
 
-def runs_ahead(loaded: LoadedModel) -> bool:
+def async_scheduling(loaded: LoadedModel) -> bool:
     """Whether a step is begun before the tokens of the one before are known: a CPU has nothing to do meanwhile."""
     return loaded.device.type == "cuda" and loaded.attention_name == "paged-triton"
 
@@ -119,7 +119,7 @@ def scheduler_config(config: EngineConfig, loaded: LoadedModel, speed: Speed, gr
         num_swap_blocks=num_swap_blocks,
         max_num_seqs=batch.max_num_seqs,
         max_num_batched_tokens=batch.max_num_batched_tokens,
-        max_model_len=usable_window(config, loaded.max_model_len, num_blocks),
+        max_model_len=usable_context_length(config, loaded.max_model_len, num_blocks),
         enable_prefix_caching=config.enable_prefix_caching,
         enable_chunked_prefill=config.enable_chunked_prefill,
         policy=config.scheduling_policy,

@@ -174,7 +174,7 @@ class _Room:
 def _examined(config: EngineConfig) -> _Model:
     import torch
 
-    from .model.loader import cache_dtype_of, dtype_of, window
+    from .model.loader import cache_dtype_of, dtype_of, max_context_length
     from .model.memory import bytes_per_token, weight_bytes
     from .model.network import examine
 
@@ -182,7 +182,7 @@ def _examined(config: EngineConfig) -> _Model:
     dtype, shape = dtype_of(hf_config, config, device), examine(hf_config, config)
     kept = cache_dtype_of(dtype, config)
     sizes = bytes_per_token(shape.layers, kept), weight_bytes(shape, dtype, config.quantization)
-    return _Model(hf_config, dtype, kept, shape, window(hf_config, config), *sizes)
+    return _Model(hf_config, dtype, kept, shape, max_context_length(hf_config, config), *sizes)
 
 
 def _room(config: EngineConfig, model: _Model, device_bytes: int) -> _Room:
@@ -190,7 +190,7 @@ def _room(config: EngineConfig, model: _Model, device_bytes: int) -> _Room:
     import torch
 
     from .model.limits import batch_limits
-    from .model.memory import Memory, cache_blocks, usable_window
+    from .model.memory import Memory, cache_blocks, usable_context_length
     from .model.profile import estimated_activations, estimated_graphs
 
     device = torch.device(_device_type(config))
@@ -202,7 +202,7 @@ def _room(config: EngineConfig, model: _Model, device_bytes: int) -> _Room:
     total = device_bytes if on_gpu else max(0, device_bytes - model.weight_bytes)
     memory = Memory(total, activations + (model.weight_bytes + RUNTIME_BYTES if on_gpu else 0), on_gpu)
     blocks = cache_blocks(config, memory, model.bytes_per_token * config.block_size, model.window, limits)
-    return _Room(activations, blocks, usable_window(config, model.window, blocks), limits.max_num_seqs)
+    return _Room(activations, blocks, usable_context_length(config, model.window, blocks), limits.max_num_seqs)
 
 
 def _device_type(config: EngineConfig) -> str:

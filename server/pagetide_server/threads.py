@@ -6,7 +6,7 @@ import math
 import os
 from pathlib import Path
 
-from .control_groups import groups
+from .cgroups import groups
 
 # Looks of a waiting thread before it sleeps: some tens of microseconds. Of 0, 1,000, 3,000 and 20,000 as quick alone as
 # the most, and beside a neighbour still quicker than none.

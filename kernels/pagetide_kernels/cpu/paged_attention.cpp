@@ -2,13 +2,13 @@
 // Queries, sums and results are float32.
 //
 // Vectors are the compiler's own (GCC and Clang), as wide as the flags allow; nothing here is written for one processor.
-// A sequence with one query row is cut into parts of its keys (attention_part.h), others into tiles of their rows, one KV
-// head at a time (attention_tile.h).
+// A sequence with one query row is cut into parts of its keys (attention_decode.h), others into tiles of their rows, one KV
+// head at a time (attention_prefill.h).
 
 #include <vector>
 
-#include "attention_part.h"
-#include "attention_tile.h"
+#include "attention_decode.h"
+#include "attention_prefill.h"
 #include "ops.h"
 
 namespace {

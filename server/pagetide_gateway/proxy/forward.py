@@ -55,7 +55,7 @@ class Access:
 OPEN = Access()
 
 
-class Way:
+class RequestContext:
     """What is known of a request so far. `is_read`: all of it has come; `model`: empty until it is one that exists."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -85,44 +85,44 @@ class Forwarder:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, whatever happens to it."""
-        way = Way(scope, receive, send)
+        context = RequestContext(scope, receive, send)
         try:
-            with self._admit(scope, way.arrival) as key, BodyShare(self._bodies) as share:
-                exchange = await self._prepare(way, key, share)
+            with self._admit(scope, context.arrival) as key, BodyShare(self._bodies) as share:
+                exchange = await self._prepare(context, key, share)
                 await run_until_gone(self._attempts.answer(exchange), receive)
         except ApiError as error:
-            await self._refuse(way, error)
+            await self._refuse(context, error)
         except ClientGone:
-            self._metrics.client_gone(way.model)
+            self._metrics.client_gone(context.model)
         except StreamBroken as error:
-            log.warning("%s: request %s broke off: %s", way.model, way.request_id, error)
+            log.warning("%s: request %s broke off: %s", context.model, context.request_id, error)
         except Exception:
-            log.exception("%s: request %s failed", way.model, way.request_id)
-            if way.exchange is not None and way.exchange.is_answered:
+            log.exception("%s: request %s failed", context.model, context.request_id)
+            if context.exchange is not None and context.exchange.is_answered:
                 raise  # the server closes the connection, so that the client sees that the answer is not whole
-            await self._refuse(way, internal_error())
+            await self._refuse(context, internal_error())
 
-    async def _refuse(self, way: Way, error: ApiError) -> None:
-        self._metrics.answered(way.model, error.status)
+    async def _refuse(self, context: RequestContext, error: ApiError) -> None:
+        self._metrics.answered(context.model, error.status)
         if error.code in KEY_LIMITS:
             self._metrics.limited(error.code)
-        headers = [(HEADER_REQUEST_ID.encode(), way.request_id.encode("latin-1"))]
-        await send_error(way.send, error, headers, is_last=not way.is_read and has_body(way.scope))
+        headers = [(HEADER_REQUEST_ID.encode(), context.request_id.encode("latin-1"))]
+        await send_error(context.send, error, headers, is_last=not context.is_read and has_body(context.scope))
 
-    async def _prepare(self, way: Way, key: Key | None, share: BodyShare) -> Exchange:
+    async def _prepare(self, context: RequestContext, key: Key | None, share: BodyShare) -> Exchange:
         """Read the request; the exchange alone has its body afterwards, and drops it when it is of no more use.
 
         Raises:
             ApiError: it cannot be sent to any replica.
             ClientGone: the client left before its request was whole.
         """
-        body = await read_body(way.scope, way.receive, self._max_body, share)
-        way.is_read = True
+        body = await read_body(context.scope, context.receive, self._max_body, share)
+        context.is_read = True
         head = head_of(body)
         service = self._service(head.model)
-        way.model = service.model
-        way.exchange = self._exchange(way, service, head, body, key, share)
-        return way.exchange
+        context.model = service.model
+        context.exchange = self._exchange(context, service, head, body, key, share)
+        return context.exchange
 
     @contextlib.contextmanager
     def _admit(self, scope: Scope, now: float) -> Iterator[Key | None]:
@@ -153,9 +153,9 @@ class Forwarder:
         return service
 
     def _exchange(
-        self, way: Way, service: Service, head: Head, body: bytes, key: Key | None, share: BodyShare
+        self, context: RequestContext, service: Service, head: Head, body: bytes, key: Key | None, share: BodyShare
     ) -> Exchange:
-        generates = way.scope["path"] in GENERATING_PATHS
+        generates = context.scope["path"] in GENERATING_PATHS
         salt = head.cache_salt if isinstance(head.cache_salt, str) else ""
         changes: dict[str, Any] = {}
         if head.model is not None and head.model != service.served:
@@ -163,20 +163,20 @@ class Forwarder:
         if generates and key is not None and key.cache_salt and isinstance(head.cache_salt, str | None):
             # The client's own divides what is the key's, and opens nothing that is another's.
             changes["cache_salt"] = salt = f"{key.cache_salt}/{salt}" if salt else key.cache_salt
-        session = header(way.scope["headers"], HEADER_SESSION.encode())
+        session = header(context.scope["headers"], HEADER_SESSION.encode())
         # Of what generates nothing, nothing is cached.
         prompt, size = read(head, salt, session, service.density) if generates else (Prompt(session=session), 0)
         return Exchange(
             service=service,
             prompt=prompt,
             prompt_bytes=size,
-            target=_target(way.scope),
-            headers=self._headers(way.scope, way.request_id),
+            target=_target(context.scope),
+            headers=self._headers(context.scope, context.request_id),
             body=rewrite(body, changes) if changes else body,
             share=share,
-            request_id=way.request_id,
-            arrival=way.arrival,
-            send=way.send,
+            request_id=context.request_id,
+            arrival=context.arrival,
+            send=context.send,
         )
 
     def _headers(self, scope: Scope, request_id: str) -> list[tuple[str, str]]:

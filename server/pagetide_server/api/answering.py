@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 from fastapi import Request
 from starlette.types import Send
 
-from pagetide_http.short_way import ShortWay
+from pagetide_http.fast_path import FastPath
 from pagetide_spec.names import HEADER_REQUEST_ID
 
 from ..process.client import Prompt
@@ -21,7 +21,7 @@ from .decoding import parse
 from .generation import Generation, generating
 from .prompts import Prompter
 from .protocol import SamplingFields
-from .streaming import WatchedResponse, event, send_events, send_json, short_way
+from .streaming import WatchedResponse, event, fast_path, send_events, send_json
 from .token_writer import TokenWriter
 from .usage import UsageWriter, note
 from .validation import check_stream_options
@@ -76,7 +76,7 @@ async def _run(context: Context, request: Request, job: Job, arrival: float, sen
     with generating(context.engine, job.tokenizer, context.metrics, job.prompts, arrival, name) as generation:
         try:
             if job.body.stream:
-                await send_events(send, _Events(job, generation), short_way(request.scope))
+                await send_events(send, _Events(job, generation), fast_path(request.scope))
             else:
                 whole = job.whole(await generation.finish(), generation)
                 whole.usage = UsageWriter(None, generation).final()
@@ -109,7 +109,7 @@ class _Events:
         chunk.usage = self._usage.final()
         return event(chunk)
 
-    def hurry(self, way: ShortWay) -> None:
+    def hurry(self, way: FastPath) -> None:
         """Write the events of plain tokens as they come; ends and errors go through `next`."""
 
         def tap(output: SequenceOutput) -> bool:
@@ -122,7 +122,7 @@ class _Events:
 
         self._generation.tap(tap, self._token_tap(way))
 
-    def _token_tap(self, way: ShortWay) -> Callable[[int], bool] | None:
+    def _token_tap(self, way: FastPath) -> Callable[[int], bool] | None:
         """What writes the events of plain tokens quicker still, where they differ by nothing but their text."""
         answer = self._generation.sole_answer()
         if answer is None or not answer.takes_tokens or self._usage.is_continuous or not self._job.differs_by_text():

@@ -17,7 +17,7 @@ from .openapi import body_of
 from .parts import Parts
 from .prompts import Prompter
 from .protocol import ChatRequest
-from .replies import ChatChoice, ChatChunk, ChatCompletion, ChatDelta, ChunkChoice, Message
+from .responses import ChatChoice, ChatChunk, ChatCompletion, ChatDelta, ChunkChoice, Message
 from .splitting import Splitter, splitter_factory, tool_params
 from .streaming import WatchedResponse
 from .validation import answer_length, sampling_params, with_length

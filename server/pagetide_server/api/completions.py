@@ -18,7 +18,7 @@ from .logprobs import completion_logprobs, end_of_text, prompt_logprobs
 from .openapi import body_of
 from .prompts import Prompter, PromptText
 from .protocol import CompletionRequest
-from .replies import Completion, TextChoice
+from .responses import Completion, TextChoice
 from .streaming import WatchedResponse
 from .validation import DEFAULT_MAX_TOKENS, answer_length, check_answers, least_room, sampling_params, with_length
 

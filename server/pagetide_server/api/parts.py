@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Protocol
 
-from .replies import ToolCall, ToolFunction
+from .responses import ToolCall, ToolFunction
 
 
 @dataclasses.dataclass(slots=True)

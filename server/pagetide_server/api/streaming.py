@@ -10,7 +10,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from pagetide_http.short_way import SHORT_WAY, ShortWay
+from pagetide_http.fast_path import FAST_PATH, FastPath
 
 from .errors import translate
 
@@ -70,11 +70,11 @@ class Events(Protocol):
     async def next(self) -> bytes:
         """What comes next; nothing at the end."""
 
-    def hurry(self, way: ShortWay) -> None:
+    def hurry(self, way: FastPath) -> None:
         """From now on events may be written as they come, while a call of `next` waits for them."""
 
 
-async def send_events(send: Send, events: Events, way: ShortWay | None = None) -> None:
+async def send_events(send: Send, events: Events, way: FastPath | None = None) -> None:
     """Send a stream of events, closed by [DONE].
 
     The head is sent with the first part, so that an error before it is still raised. A later one becomes an event.
@@ -93,16 +93,16 @@ async def send_events(send: Send, events: Events, way: ShortWay | None = None) -
     await send({"type": "http.response.body", "body": tail})
 
 
-async def _send_part(send: Send, part: bytes, way: ShortWay | None) -> None:
+async def _send_part(send: Send, part: bytes, way: FastPath | None) -> None:
     if way is not None and way.is_free():
         way.write(part)
         return
     await send({"type": "http.response.body", "body": part, "more_body": True})
 
 
-def short_way(scope: Scope) -> ShortWay | None:
-    """The short way to a request's socket, if its server has one."""
-    way: ShortWay | None = scope.get("extensions", {}).get(SHORT_WAY)
+def fast_path(scope: Scope) -> FastPath | None:
+    """The fast path to a request's socket, if its server has one."""
+    way: FastPath | None = scope.get("extensions", {}).get(FAST_PATH)
     return way
 
 

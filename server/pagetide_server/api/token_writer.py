@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from pagetide_http.short_way import ShortWay
+from pagetide_http.fast_path import FastPath
 
 from .answer import RecordedAnswer
 from .streaming import encode
@@ -27,7 +27,7 @@ class TokenWriter:
 
     __slots__ = ("_answer", "_head", "_tail", "_way")
 
-    def __init__(self, way: ShortWay, answer: RecordedAnswer, make_event: Callable[[str], bytes]) -> None:
+    def __init__(self, way: FastPath, answer: RecordedAnswer, make_event: Callable[[str], bytes]) -> None:
         self._way, self._answer = way, answer
         self._head, self._tail = around_text(make_event)
 

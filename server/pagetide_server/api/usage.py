@@ -7,7 +7,7 @@ from msgspec import UNSET, UnsetType
 
 from .generation import Generation
 from .protocol import StreamOptions
-from .replies import PromptTokensDetails, Usage
+from .responses import PromptTokensDetails, Usage
 
 
 class UsageWriter:

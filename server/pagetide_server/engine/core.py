@@ -17,10 +17,10 @@ from ..wire.messages import (
 )
 from . import isolation
 from .faults import DeviceLost, RequestFault
-from .flight import Flight
 from .grammar_queue import GrammarQueue
+from .in_flight import InFlightStep
 from .open_request import OpenRequest, error_output, text_of
-from .roles import Compiler, Launched, Runner, Sampler
+from .protocols import Compiler, Launched, Runner, Sampler
 from .sampling.sampled import Sampled
 from .scheduler import RequestRefused, Scheduler, Settled
 from .sequence import Sequence, Status, Step
@@ -49,13 +49,12 @@ class EngineCore:
         sampler: Sampler,
         compiler: Compiler,
         ready: Ready,
-        runs_ahead: bool = False,
+        async_scheduling: bool = False,
     ) -> None:
-        """`runs_ahead`: begin a step before the tokens of the one before are known, where a device works on its own."""
+        """`async_scheduling`: launch a step before the tokens of the last are known, as a device of its own allows."""
         self._scheduler, self._runner, self._sampler = scheduler, runner, sampler
-        self._runs_ahead = runs_ahead
-        # The step whose tokens are not known yet.
-        self._flight: Flight | None = None
+        self._async_scheduling = async_scheduling
+        self._in_flight: InFlightStep | None = None  # the step whose tokens are not known yet
         self.ready = ready
         self._open: dict[str, OpenRequest] = {}
         self._compiling = GrammarQueue(compiler)  # some of `_open`
@@ -89,7 +88,7 @@ class EngineCore:
 
     def has_work(self) -> bool:
         """Whether a step would do something now."""
-        return self._flight is not None or self._scheduler.has_work() or self._compiling.has_compiled()
+        return self._in_flight is not None or self._scheduler.has_work() or self._compiling.has_compiled()
 
     def is_waiting(self) -> bool:
         """Whether a request waits for its grammar to be compiled."""
@@ -103,12 +102,12 @@ class EngineCore:
         """
         started = time.monotonic()
         outputs = self._admit_compiled()
-        if self._flight is not None and not self._scheduler.can_run_ahead():
-            outputs += self._land()
+        if self._in_flight is not None and not self._scheduler.can_run_ahead():
+            outputs += self._finish_in_flight()
         step = self._scheduler.schedule()
         for leader in step.started:
             self._open[leader.request_id].scheduled = started
-        outputs += self._compute(step) if step.rows else self._land()
+        outputs += self._compute(step) if step.rows else self._finish_in_flight()
         now = time.monotonic()
         return StepOutput(
             outputs=outputs,
@@ -151,22 +150,23 @@ class EngineCore:
         """Forward and sample. Settles the step before, if it is under way, and this one, if it will not be."""
         sequences = step.sampling()
         try:
-            logits = self._runner.execute(step, self._flight.carried()) if self._flight else self._runner.execute(step)
+            ahead = (self._in_flight.device_tokens(),) if self._in_flight else ()
+            logits = self._runner.execute(step, *ahead)
             tokens = self._launch(sequences, logits)
         except DeviceLost:
             raise
         except Exception as error:  # whatever a model raises must not take the other requests along
             log.exception(FAILED_STEP, len(step.rows))
-            return self._land() + self._fail_all([(s, error) for s in step.touched()])
-        outputs = self._land()
+            return self._finish_in_flight() + self._fail_all([(s, error) for s in step.touched()])
+        outputs = self._finish_in_flight()
         if tokens is not None:
             self._scheduler.advance(step)
-            self._flight = Flight(step, sequences, tokens)
+            self._in_flight = InFlightStep(step, sequences, tokens)
             return outputs
         return outputs + self._complete(step, sequences, logits)
 
     def _launch(self, sequences: list[Sequence], logits: Any) -> Launched | None:
-        if not self._runs_ahead or not sequences or logits.prompt:
+        if not self._async_scheduling or not sequences or logits.prompt:
             return None
         return isolation.launch(self._sampler, logits.sampling, sequences)
 
@@ -182,9 +182,9 @@ class EngineCore:
             return self._fail_all([(s, error) for s in step.touched()])
         return self._fail_all(problems) + self._settle(step, sequences, chosen)
 
-    def _land(self) -> list[SequenceOutput]:
+    def _finish_in_flight(self) -> list[SequenceOutput]:
         """Wait for the step under way, if there is one, and settle it."""
-        flight, self._flight = self._flight, None
+        flight, self._in_flight = self._in_flight, None
         return [] if flight is None else self._settle(flight.step, flight.sequences, flight.wait())
 
     def _settle(self, step: Step, sequences: list[Sequence], chosen: Sampled) -> list[SequenceOutput]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .open_request import OpenRequest
-from .roles import Compiler
+from .protocols import Compiler
 
 
 class GrammarQueue:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .limits import SchedulerConfig
-from .queues import Line, Queues
+from .queues import Queues, SequenceQueue
 from .sequence import Sequence, Status
 from .tables import BlockTables
 
@@ -25,8 +25,8 @@ def check(config: SchedulerConfig, queues: Queues, tables: BlockTables) -> None:
         (queues.running, Status.RUNNING),
         (queues.swapped, Status.SWAPPED),
     ):
-        _check_line(line, status)
-    assert set(queues.fresh) <= set(queues.waiting), "a fresh request does not wait"
+        _check_queue(line, status)
+    assert set(queues.never_scheduled) <= set(queues.waiting), "a fresh request does not wait"
     assert queues.slots == sum(s.slots for s in queues.running) <= config.max_num_seqs, "slots are miscounted"
     tables.device.check_integrity(s.blocks for s in everybody)
     tables.host.check_integrity(s.host_blocks for s in everybody)
@@ -34,7 +34,7 @@ def check(config: SchedulerConfig, queues: Queues, tables: BlockTables) -> None:
         _check_sequence(sequence, config, tables)
 
 
-def _check_line(line: Line, status: Status) -> None:
+def _check_queue(line: SequenceQueue, status: Status) -> None:
     assert all(s.status is status for s in line), f"a sequence in the {status.value} line has another status"
     orders = [s.order for s in line]
     assert orders == sorted(orders), f"the {status.value} line is out of order"

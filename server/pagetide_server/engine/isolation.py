@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from .roles import Grammar, Launched, Runner, Sampler
+from .protocols import Grammar, Launched, Runner, Sampler
 from .sampling.sampled import NO_TOKEN, Sampled
 from .sequence import Sequence, Status, Step
 

@@ -9,7 +9,7 @@ from pagetide_spec.errors import PagetideError
 from ..wire.messages import AddRequest, ErrorKind, SequenceOutput, TokenLogprobs
 from .faults import Busy
 from .limits import answers
-from .roles import Compilation, Grammar
+from .protocols import Compilation, Grammar
 from .scheduler import Settled
 from .sequence import Row
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from .filling import Filling
+from .in_flight_prefixes import InFlightPrefixes
 from .limits import SchedulerConfig
+from .preemption import Joining, count_victims, owed
 from .queues import Queues
 from .sequence import Row, Sequence, Status, Step
 from .tables import BlockTables
 from .totals import Totals
-from .victims import Joining, count_victims, owed
 
 
 class StepPlan:
@@ -36,7 +36,7 @@ class StepPlan:
         self.step = Step()
         self.prompts: list[Row] = []
         self.forking: list[Row] = []
-        self.filling = Filling(self.prompts, tables)
+        self.filling = InFlightPrefixes(self.prompts, tables)
         # Tokens left for prompts and new requests; tokens set aside for decodes.
         self.budget = config.max_num_batched_tokens
         self.decode_budget = 0
@@ -223,7 +223,7 @@ class StepPlan:
             self.totals.swapped_in_blocks += len(pairs)
         else:
             self.tables.adopt(sequence, hits)
-            if sequence in self.queues.fresh:
+            if sequence in self.queues.never_scheduled:
                 self._count_start(sequence)
         self.queues.move(sequence, Status.RUNNING)
 

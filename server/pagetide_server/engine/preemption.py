@@ -1,24 +1,77 @@
-"""What it costs to preempt a sequence: swap it to host memory, or compute it again?"""
+"""Which sequences are preempted for a better one that lacks slots or blocks. Decides only, changes nothing."""
 
 from __future__ import annotations
 
-from typing import Literal
+import collections
+import dataclasses
+from typing import Protocol
 
-from .limits import SchedulerConfig
+from .queues import Queues
+from .sequence import Sequence
+from .tables import BlockTables
 
 
-def cheaper_mode(config: SchedulerConfig, *, blocks: int, tokens: int) -> Literal["swap", "recompute"]:
-    """The cheaper way to bring back a sequence, by this estimate of the seconds that each takes from the device:
+@dataclasses.dataclass(frozen=True, slots=True)
+class Joining:
+    """What a sequence takes when it joins: slots of the running batch, and blocks of those available now."""
 
-        swap      = 2 * blocks * block_size * kv_bytes_per_token / swap_bytes_per_second     (out and in again)
-        recompute = tokens / recompute_tokens_per_second
+    slots: int
+    blocks: int
 
-    Both are linear: the attention's quadratic part, which makes recomputing long texts dearer still, is left out, and
-    so is what the prefix cache may keep of the text.
+    @classmethod
+    def of(cls, sequence: Sequence, hits: list[int], tables: BlockTables) -> Joining:
+        """What `sequence` takes, if `hits` are the blocks that it finds in the prefix cache."""
+        need = tables.blocks_for(len(sequence.tokens)) + len(sequence.pending)
+        return cls(sequence.slots, need - len(hits) + tables.device.idle(hits))
 
-    Args:
-        blocks: blocks to copy.
-        tokens: computed tokens that would be lost, without those in blocks that other sequences keep alive.
+
+class Room(Protocol):
+    """Whether a sequence can join `running` others that will take `promised` blocks, if so much more were free."""
+
+    def __call__(self, join: Joining, promised: int, slots: int = 0, blocks: int = 0, running: int = 0) -> bool: ...
+
+
+def due(sequence: Sequence, tables: BlockTables) -> int:
+    """Blocks that a running sequence will take before others join: for its prompt, or for its next token."""
+    if len(sequence.tokens) - sequence.computed != 1:
+        return owed(sequence, tables)
+    return tables.missing(sequence, sequence.computed + 1)
+
+
+def owed(sequence: Sequence, tables: BlockTables) -> int:
+    """Blocks that a sequence will need for its prompt and the answers yet to join."""
+    return max(0, tables.blocks_for(len(sequence.tokens)) - len(sequence.blocks)) + len(sequence.pending)
+
+
+def nobody_gives_way(queues: Queues, tables: BlockTables) -> bool:
+    """Whether the next step can go without a preemption, whatever tokens the running sequences get until then."""
+    running, config, better = queues.running.items, tables.config, queues.next_up
+    if config.policy == "priority" and better and running and running[-1].priority > better.priority:
+        return False
+    available = tables.device.available
+    # Most often there is plenty: a decode takes one block, all prompts together what a step computes and one each.
+    plenty = len(running) + tables.blocks_for(config.max_num_batched_tokens)
+    return available >= plenty or available >= sum(due(s, tables) for s in running)
+
+
+def count_victims(better: Sequence, running: list[Sequence], tables: BlockTables, has_room: Room) -> int:
+    """How many sequences at the end of `running` must go for `better` to join.
+
+    Only those of a worse priority may. 0 if none need go, or if all of them are not enough.
     """
-    swap = 2 * blocks * config.block_size * config.kv_bytes_per_token / config.swap_bytes_per_second
-    return "swap" if swap < tokens / config.recompute_tokens_per_second else "recompute"
+    promised = sum(due(s, tables) for s in running)
+    slots, blocks, victims, held = 0, 0, 0, collections.Counter[int]()
+    # What it finds in the cache it shares with the preempted ones: their leaving frees nothing for it.
+    hits = tables.match(better)
+    shared, join = set(hits), Joining.of(better, hits, tables)
+    while not has_room(join, promised, slots, blocks, len(running) - victims):
+        victim = running[-1 - victims] if victims < len(running) else None
+        if victim is None or victim.priority <= better.priority:
+            return 0
+        victims += 1
+        slots += victim.slots
+        promised -= due(victim, tables)
+        # Answers of one request share blocks: these are free once all that hold them have gone.
+        held.update(victim.blocks)
+        blocks += sum(held[b] == tables.device.refs[b] and b not in shared for b in victim.blocks)
+    return victims

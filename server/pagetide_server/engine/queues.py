@@ -12,7 +12,7 @@ from .sequence import Sequence, Status
 _ORDER = attrgetter("order")
 
 
-class Line:
+class SequenceQueue:
     """Sequences in ascending `order`. Finding a place is O(log n); closing the gap moves machine words only.
 
     Attributes:
@@ -56,18 +56,18 @@ class Queues:
     """
 
     def __init__(self) -> None:
-        self.waiting, self.running, self.swapped = Line(), Line(), Line()
-        self.fresh: OrderedDict[Sequence, None] = OrderedDict()
+        self.waiting, self.running, self.swapped = SequenceQueue(), SequenceQueue(), SequenceQueue()
+        self.never_scheduled: OrderedDict[Sequence, None] = OrderedDict()
         self.requests: dict[str, list[Sequence]] = {}
         self.slots = 0
 
     def arrive(self, sequence: Sequence) -> None:
         """Let a request's leading sequence wait. One that comes late, when its grammar is compiled, keeps its age."""
         arrival = sequence.request.arrival
-        is_late = bool(self.fresh) and next(reversed(self.fresh)).request.arrival > arrival
-        self.fresh[sequence] = None
+        is_late = bool(self.never_scheduled) and next(reversed(self.never_scheduled)).request.arrival > arrival
+        self.never_scheduled[sequence] = None
         if is_late:
-            self.fresh = OrderedDict.fromkeys(sorted(self.fresh, key=lambda s: s.request.arrival))
+            self.never_scheduled = OrderedDict.fromkeys(sorted(self.never_scheduled, key=lambda s: s.request.arrival))
         self.waiting.insert(sequence)
 
     @property
@@ -99,7 +99,7 @@ class Queues:
         elif sequence.status is Status.SWAPPED:
             self.swapped.remove(sequence)
         elif sequence.status is Status.WAITING:
-            self.fresh.pop(sequence, None)
+            self.never_scheduled.pop(sequence, None)
             self.waiting.remove(sequence)
 
     def forget(self, sequence: Sequence) -> None:

@@ -19,7 +19,7 @@ def report(
         running=len(queues.running),
         waiting=len(queues.waiting),
         swapped=len(queues.swapped),
-        oldest_arrival=next(iter(queues.fresh)).request.arrival if queues.fresh else None,
+        oldest_arrival=next(iter(queues.never_scheduled)).request.arrival if queues.never_scheduled else None,
         blocks_free=device.free,
         blocks_cached=device.cached,
         blocks_used=device.used,

@@ -16,20 +16,19 @@ Requests may be added and aborted at any time, also between `schedule` and `sett
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import abc
 
 from ..wire.messages import AddRequest, EngineStats
 from . import integrity, reporting, settling
 from .limits import RequestRefused, SchedulerConfig, answers, check_request, final_length
 from .planning import StepPlan
+from .preemption import nobody_gives_way
 from .prefix_lengths import PrefixLengths
 from .queues import Queues
-from .sequence import Sequence as Answer
-from .sequence import Status, Step
+from .sequence import Sequence, Status, Step
 from .settling import Settled
 from .tables import BlockEvent, BlockTables
 from .totals import Totals
-from .victims import nobody_gives_way
 
 __all__ = ["RequestRefused", "Scheduler", "SchedulerConfig", "Settled"]
 
@@ -82,7 +81,7 @@ class Scheduler:
         check_request(request, self.config)
         # A request that will get a free slot in the next step does not count as waiting.
         free_slots = max(0, self.config.max_num_seqs - self._queues.slots)
-        if len(self._queues.fresh) + waiting_elsewhere >= self.config.max_queue_len + free_slots:
+        if len(self._queues.never_scheduled) + waiting_elsewhere >= self.config.max_queue_len + free_slots:
             raise RequestRefused(
                 "queue_full", f"max_queue_len of {self.config.max_queue_len} requests wait already; try again later"
             )
@@ -100,8 +99,8 @@ class Scheduler:
         self._queues.requests[request.request_id] = [first, *rest]
         self._queues.arrive(first)
 
-    def _answer(self, request: AddRequest, arrival: int, index: int) -> Answer:
-        answer = Answer(request, arrival, index)
+    def _answer(self, request: AddRequest, arrival: int, index: int) -> Sequence:
+        answer = Sequence(request, arrival, index)
         answer.order = (request.priority if self.config.policy == "priority" else 0, arrival, index)
         answer.limit = final_length(request, self.config)
         # With a structure, an end token comes for ignore_eos only where nothing else may (penalties.py).
@@ -113,19 +112,19 @@ class Scheduler:
             answer.min_length = answer.prompt_len
         return answer
 
-    def abort(self, request_id: str, index: int | None = None) -> list[Answer]:
+    def abort(self, request_id: str, index: int | None = None) -> list[Sequence]:
         """End a request, or one of its answers, and free its blocks at once; returns the answers that ended.
 
         An unknown id or index (the request may have ended in the meantime) ends nothing.
         """
         found = [s for s in self._queues.requests.get(request_id, ()) if index is None or s.index == index]
         if index is not None:
-            found = [self._without_followers(s) for s in found]
+            found = [self._swap_in_follower(s) for s in found]
         for sequence in reversed(found):
             self._end(sequence)
         return found
 
-    def _without_followers(self, sequence: Answer) -> Answer:
+    def _swap_in_follower(self, sequence: Sequence) -> Sequence:
         """`sequence`, or if others wait for it to compute their prompt, one of these under its index.
 
         Before the prompt is computed the answers of a request differ by nothing but their index.
@@ -136,7 +135,7 @@ class Scheduler:
         sequence.index, other.index = other.index, sequence.index
         return other
 
-    def fail(self, sequence: Answer) -> list[Answer]:
+    def fail(self, sequence: Sequence) -> list[Sequence]:
         """End a sequence for an error, with those that wait for it; returns the answers that ended."""
         if sequence.status is Status.FINISHED:
             return []
@@ -145,7 +144,7 @@ class Scheduler:
             self._end(each)
         return ended
 
-    def _end(self, sequence: Answer) -> None:
+    def _end(self, sequence: Sequence) -> None:
         leader = next((s for s in self._queues.requests[sequence.request_id] if sequence in s.pending), None)
         if leader is None:
             self._queues.move(sequence, Status.FINISHED)
@@ -191,10 +190,10 @@ class Scheduler:
         """
         return nobody_gives_way(self._queues, self._tables)
 
-    def _observe(self, sequence: Answer) -> None:
+    def _observe(self, sequence: Sequence) -> None:
         self.prefix_lengths.observe(sequence.request.prompt_token_ids, lambda i: self._tables.key(sequence, i))
 
-    def settle(self, step: Step, token_ids: Sequence[int]) -> list[Settled]:
+    def settle(self, step: Step, token_ids: abc.Sequence[int]) -> list[Settled]:
         """Take the tokens sampled for `step.sampling()`, in that order; ended sequences give up their blocks.
 
         Full blocks, of prompts and of answers, can be found in the prefix cache from here on. A sequence that has ended

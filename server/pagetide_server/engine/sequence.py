@@ -177,7 +177,7 @@ class Step:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Carried:
+class DeviceTokens:
     """Tokens of a step that only the device knows yet, for the step behind it.
 
     token_ids: int64 [sequences], a tensor on the device. places: where in it each sequence's newest token lies.

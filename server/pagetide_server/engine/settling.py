@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections import abc
 
 from ..wire.messages import FinishReason
-from . import sequence as seqs
-from .sequence import UNKNOWN_TOKEN, Row, Status, Step
+from .sequence import UNKNOWN_TOKEN, Row, Sequence, Status, Step
 from .tables import BlockTables
 
 
@@ -21,7 +20,7 @@ class Settled:
         stop_token_id: the token that ended it, for reason `stop`.
     """
 
-    sequence: seqs.Sequence
+    sequence: Sequence
     token_id: int | None
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
@@ -38,7 +37,7 @@ def advance(step: Step, tables: BlockTables) -> None:
                     sequence.tokens.append(UNKNOWN_TOKEN)
 
 
-def apply(step: Step, token_ids: Sequence[int], tables: BlockTables) -> list[Settled]:
+def apply(step: Step, token_ids: abc.Sequence[int], tables: BlockTables) -> list[Settled]:
     """Write the results of an executed step into its sequences; see `Scheduler.settle`.
 
     Sequences that were aborted since the step was planned are left out. Ended ones still hold their blocks.
@@ -67,7 +66,7 @@ def apply(step: Step, token_ids: Sequence[int], tables: BlockTables) -> list[Set
     return settled
 
 
-def _judged(sequence: seqs.Sequence, token_id: int) -> Settled:
+def _judged(sequence: Sequence, token_id: int) -> Settled:
     length = len(sequence.tokens)
     if token_id in sequence.end_ids and length > sequence.min_length:
         return Settled(sequence, token_id, "stop", token_id)

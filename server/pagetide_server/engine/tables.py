@@ -5,15 +5,16 @@ Every change of a table goes through here, so that reference counts, the prefix 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import abc
+from collections.abc import Callable, Iterator
 from typing import Literal
 
-from . import sequence as seqs
 from .blocks import BlockPool, chain_key, root_key
 from .limits import SchedulerConfig
-from .preemption import cheaper_mode
+from .sequence import Sequence, Status
+from .swap_cost import cheaper_mode
 
-BlockEvent = Callable[[Literal["allocate", "release"], str, int, Sequence[int]], None]
+BlockEvent = Callable[[Literal["allocate", "release"], str, int, abc.Sequence[int]], None]
 
 
 class BlockTables:
@@ -35,7 +36,7 @@ class BlockTables:
 
     # ---- the prefix cache
 
-    def key(self, sequence: seqs.Sequence, count: int) -> bytes:
+    def key(self, sequence: Sequence, count: int) -> bytes:
         """Key of the sequence's first `count` full blocks; kept in `sequence.keys`, for its tokens never change."""
         keys, size = sequence.keys, self.config.block_size
         while len(keys) < count:
@@ -44,7 +45,7 @@ class BlockTables:
             keys.append(chain_key(parent, sequence.tokens[start : start + size]))
         return keys[count - 1] if count else root_key(sequence.request.cache_salt)
 
-    def match(self, sequence: seqs.Sequence) -> list[int]:
+    def match(self, sequence: Sequence) -> list[int]:
         """Device blocks that already hold a prefix of a sequence that waits or is swapped out. Takes none.
 
         The newest token is never among them: its logits are needed, so it must be computed, and a block that others
@@ -53,20 +54,20 @@ class BlockTables:
         """
         return self.device.lookup(self._leading_keys(sequence, self.matchable(sequence)))
 
-    def matchable(self, sequence: seqs.Sequence) -> int:
+    def matchable(self, sequence: Sequence) -> int:
         """Leading blocks that `match` would take if they were known."""
         if not self.config.enable_prefix_caching:
             return 0
         limit = (len(sequence.tokens) - 1) // self.config.block_size
-        if sequence.status is seqs.Status.SWAPPED:
+        if sequence.status is Status.SWAPPED:
             return min(limit, sequence.computed // self.config.block_size)
         return 0 if sequence.is_scored else limit
 
-    def _leading_keys(self, sequence: seqs.Sequence, limit: int) -> Iterator[bytes]:
+    def _leading_keys(self, sequence: Sequence, limit: int) -> Iterator[bytes]:
         for count in range(1, limit + 1):
             yield self.key(sequence, count)
 
-    def register(self, sequence: seqs.Sequence) -> None:
+    def register(self, sequence: Sequence) -> None:
         """Let the sequence's full computed blocks be found by others."""
         full = sequence.computed // self.config.block_size
         if self.config.enable_prefix_caching:
@@ -76,7 +77,7 @@ class BlockTables:
 
     # ---- growing and shrinking
 
-    def adopt(self, sequence: seqs.Sequence, hits: list[int]) -> None:
+    def adopt(self, sequence: Sequence, hits: list[int]) -> None:
         """Begin an empty table with the blocks that `match` found."""
         self.device.take(hits)
         sequence.blocks = hits
@@ -84,15 +85,15 @@ class BlockTables:
         sequence.registered = len(hits)
         self._log("allocate", sequence, hits)
 
-    def missing(self, sequence: seqs.Sequence, length: int) -> int:
+    def missing(self, sequence: Sequence, length: int) -> int:
         """Blocks to allocate before tokens `computed .. length - 1` can be written, with a copy of a shared one."""
         return max(0, self.blocks_for(length) - len(sequence.blocks)) + self._writes_shared(sequence)
 
-    def _writes_shared(self, sequence: seqs.Sequence) -> bool:
+    def _writes_shared(self, sequence: Sequence) -> bool:
         index = sequence.computed // self.config.block_size
         return index < len(sequence.blocks) and self.device.refs[sequence.blocks[index]] > 1
 
-    def extend(self, sequence: seqs.Sequence, length: int) -> list[tuple[int, int]]:
+    def extend(self, sequence: Sequence, length: int) -> list[tuple[int, int]]:
         """Make tokens `computed .. length - 1` writable; returns the copies (from, to) that this needs.
 
         The caller has seen to it that `missing` blocks are available.
@@ -111,7 +112,7 @@ class BlockTables:
         self._log("release", sequence, shared)
         return copies
 
-    def fork(self, sequence: seqs.Sequence, sibling: seqs.Sequence) -> None:
+    def fork(self, sequence: Sequence, sibling: Sequence) -> None:
         """Let `sibling` share all blocks of `sequence`; whoever writes into a shared one copies it first."""
         self.device.take(sequence.blocks)
         sibling.blocks = list(sequence.blocks)
@@ -120,7 +121,7 @@ class BlockTables:
         sibling.keys = list(sequence.keys)
         self._log("allocate", sibling, sibling.blocks)
 
-    def release(self, sequence: seqs.Sequence) -> None:
+    def release(self, sequence: Sequence) -> None:
         """Take back all blocks of the sequence, on the device and in host memory; nothing of it is computed then."""
         self._log("release", sequence, sequence.blocks)
         self.device.release(sequence.blocks)
@@ -130,7 +131,7 @@ class BlockTables:
 
     # ---- swapping
 
-    def is_swap_better(self, sequence: seqs.Sequence) -> bool:
+    def is_swap_better(self, sequence: Sequence) -> bool:
         """Whether a sequence that is to be preempted is swapped out rather than recomputed.
 
         Mode `swap` falls back on recompute when the swap space is full; no mode copies a block with nothing in it.
@@ -144,7 +145,7 @@ class BlockTables:
         kept = sum(refs[block] > 1 for block in sequence.blocks[: sequence.computed // size])
         return cheaper_mode(self.config, blocks=count, tokens=sequence.computed - kept * size) == "swap"
 
-    def swap_out(self, sequence: seqs.Sequence) -> list[tuple[int, int]]:
+    def swap_out(self, sequence: Sequence) -> list[tuple[int, int]]:
         """Move the sequence's computed tokens to host memory; returns the copies (device, host) that this needs."""
         count = self.blocks_for(sequence.computed)
         sequence.host_blocks = self._allocate(self.host, count)
@@ -155,7 +156,7 @@ class BlockTables:
         sequence.registered = 0
         return pairs
 
-    def swap_in(self, sequence: seqs.Sequence, hits: list[int]) -> list[tuple[int, int]]:
+    def swap_in(self, sequence: Sequence, hits: list[int]) -> list[tuple[int, int]]:
         """Bring the sequence back to the device; returns the copies (host, device) that this needs.
 
         What `match` found there need not be copied.
@@ -176,6 +177,6 @@ class BlockTables:
             raise RuntimeError(f"{count} blocks were promised, but only {pool.available} are available")
         return blocks
 
-    def _log(self, event: Literal["allocate", "release"], sequence: seqs.Sequence, blocks: Sequence[int]) -> None:
+    def _log(self, event: Literal["allocate", "release"], sequence: Sequence, blocks: abc.Sequence[int]) -> None:
         if self._on_event is not None and blocks:
             self._on_event(event, sequence.request_id, sequence.index, list(blocks))

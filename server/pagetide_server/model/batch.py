@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..engine.sequence import UNKNOWN_TOKEN, Carried, Row, Sequence, Step
+from ..engine.sequence import UNKNOWN_TOKEN, DeviceTokens, Row, Sequence, Step
 from .transfer import to_device
 
 
@@ -46,7 +46,7 @@ class HostBatch:
     """A `Batch` in host memory, arrays in place of its tensors.
 
     unknown: int64 [U], places in T of tokens that the host does not know; sources: int64 [U], where the device has them
-    (`Carried.token_ids`).
+    (`DeviceTokens.token_ids`).
     """
 
     input_ids: NDArray[np.int64]
@@ -69,8 +69,8 @@ class HostBatch:
         rows = len(self.context_lens)
         return self.max_query_len == 1 and len(self.sampling) == len(self.logits_rows) == rows and not self.prompt
 
-    def to(self, device: torch.device, carried: Carried | None = None) -> Batch:
-        """The same on `device`, in one transfer; what the host does not know is taken from `carried`."""
+    def to(self, device: torch.device, device_tokens: DeviceTokens | None = None) -> Batch:
+        """The same on `device`, in one transfer; what the host does not know is taken from `device_tokens`."""
         arrays = [*(getattr(self, name) for name in _TENSORS), self.unknown, self.sources]
         *tensors, unknown, sources = to_device(arrays, device)
         batch = Batch(
@@ -79,24 +79,24 @@ class HostBatch:
             max_context_len=self.max_context_len,
             prompt=self.prompt,
         )
-        fill_unknown(batch.input_ids, unknown, sources, carried)
+        fill_unknown(batch.input_ids, unknown, sources, device_tokens)
         return batch
 
 
 def fill_unknown(
-    input_ids: torch.Tensor, unknown: torch.Tensor, sources: torch.Tensor, carried: Carried | None
+    input_ids: torch.Tensor, unknown: torch.Tensor, sources: torch.Tensor, device_tokens: DeviceTokens | None
 ) -> None:
-    """Write the tokens at `sources` of `carried` to the places `unknown` of `input_ids`; all lie on one device."""
-    if len(unknown) and carried is not None:
-        input_ids.index_copy_(0, unknown, carried.token_ids.index_select(0, sources))
+    """Write the tokens at `sources` of `device_tokens` to the places `unknown` of `input_ids`, all on one device."""
+    if len(unknown) and device_tokens is not None:
+        input_ids.index_copy_(0, unknown, device_tokens.token_ids.index_select(0, sources))
 
 
-def host_batch(step: Step, block_size: int, carried: Carried | None = None) -> HostBatch:
+def host_batch(step: Step, block_size: int, device_tokens: DeviceTokens | None = None) -> HostBatch:
     """The batch of a step with at least one row.
 
     Raises:
-        ValueError: a row computes nothing, its sequence has too few blocks, or a token is neither known nor carried;
-            each is a fault of the caller.
+        ValueError: a row computes nothing, its sequence has too few blocks, or a token is neither known nor on the
+            device; each is a fault of the caller.
     """
     rows = step.rows
     counts, contexts = [row.count for row in rows], [row.start + row.count for row in rows]
@@ -123,7 +123,7 @@ def host_batch(step: Step, block_size: int, carried: Carried | None = None) -> H
         max_context_len=max(contexts),
         prompt=prompt,
         unknown=np.array([query_starts[i + 1] - 1 for i in unknown], np.int64),
-        sources=_sources([rows[i].sequence for i in unknown], carried),
+        sources=_sources([rows[i].sequence for i in unknown], device_tokens),
     )
 
 
@@ -140,11 +140,11 @@ def _places(rows: list[Row], tables: NDArray[np.int32], size: int) -> tuple[NDAr
     return positions, blocks.astype(np.int64) * size + positions % size
 
 
-def _sources(sequences: list[Sequence], carried: Carried | None) -> NDArray[np.int64]:
-    places = {} if carried is None else carried.places
+def _sources(sequences: list[Sequence], device_tokens: DeviceTokens | None) -> NDArray[np.int64]:
+    places = {} if device_tokens is None else device_tokens.places
     for sequence in sequences:
         if sequence not in places:
-            raise ValueError(f"the newest token of {sequence} is neither known nor carried")
+            raise ValueError(f"the newest token of {sequence} is neither known nor on the device")
     return np.array([places[s] for s in sequences], np.int64)
 
 

@@ -17,7 +17,7 @@ from pagetide_kernels.packed_linear import linear, pack
 from pagetide_kernels.paged_attention import paged_attention
 
 from .attention import StepAttention
-from .kinds import ACTIVATIONS, PLUS_ONE_NORMS, kind_of
+from .layer_types import ACTIVATIONS, PLUS_ONE_NORMS, kind_of
 from .merging import GATE_UP, QUERY_KEY_VALUE, can_merge, merge
 from .network import Layer
 

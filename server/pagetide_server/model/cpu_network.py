@@ -24,7 +24,7 @@ from pagetide_spec.config import GIB
 from .batch import Batch
 from .cpu_layers import CpuLayer, norm_of
 from .head import Head
-from .kinds import kind_of
+from .layer_types import kind_of
 from .rotary_table import RotaryTable
 
 log = logging.getLogger(__name__)

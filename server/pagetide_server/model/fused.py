@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from .kinds import ACTIVATIONS, PLUS_ONE_NORMS, kind_of
+from .layer_types import ACTIVATIONS, PLUS_ONE_NORMS, kind_of
 from .merging import GATE_UP, can_merge, merge
 
 # RMS norms of x / rms(x) * weight.

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..engine.sequence import Carried
+from ..engine.sequence import DeviceTokens
 from .batch import Batch, HostBatch, fill_unknown
 from .transfer import pack, to_device, unpack
 
@@ -149,20 +149,20 @@ class DecodeGraphs:
         return batch.is_decode and len(batch.context_lens) <= self._sizes[-1]
 
     @torch.inference_mode()
-    def run(self, batch: HostBatch, carried: Carried | None = None) -> torch.Tensor:
+    def run(self, batch: HostBatch, device_tokens: DeviceTokens | None = None) -> torch.Tensor:
         """float32 logits [rows, vocab] of a batch that fits. They are overwritten by the next run.
 
-        `carried` has the tokens that the batch does not know.
+        `device_tokens` has the tokens that the batch does not know.
         """
         rows = len(batch.context_lens)
         size = self._sizes[bisect.bisect_left(self._sizes, rows)]
         context = self._contexts[bisect.bisect_left(self._contexts, batch.max_context_len)]
         recorded = self._recorded[size, context]
-        self._fill(recorded, batch, carried)
+        self._fill(recorded, batch, device_tokens)
         recorded.replay()
         return self._logits[:rows]
 
-    def _fill(self, recorded: _Recorded, batch: HostBatch, carried: Carried | None) -> None:
+    def _fill(self, recorded: _Recorded, batch: HostBatch, device_tokens: DeviceTokens | None) -> None:
         """Write the batch, padded, into the buffers that the graph reads. Waits for nothing."""
         rows, size = len(batch.context_lens), len(recorded.batch.context_lens)
         padded = self._idle_rows(size)
@@ -176,7 +176,7 @@ class DecodeGraphs:
         table[:rows] = batch.block_tables
         new, unknown, sources = to_device([table, batch.unknown, batch.sources], self._device)
         recorded.batch.block_tables[:, :width].copy_(new)
-        fill_unknown(recorded.batch.input_ids, unknown, sources, carried)
+        fill_unknown(recorded.batch.input_ids, unknown, sources, device_tokens)
 
     def _idle_rows(self, size: int) -> list[np.ndarray]:
         """`_ROWS` of sequences of one token, all at the beginning of the idle block."""

@@ -15,7 +15,7 @@ class Head:
     """hidden float32 [rows, size] -> logits, or the most probable tokens alone.
 
     Attributes:
-        chooses: whether `likeliest` may be asked: the logits are the product and nothing else, and an op can search it.
+        chooses: whether `argmax` may be asked: the logits are the product and nothing else, and an op can search it.
     """
 
     def __init__(self, matrix: Any, soft_cap: float | None) -> None:
@@ -26,7 +26,7 @@ class Head:
         self._screen: Screen | None = None
 
     def prepare(self) -> None:
-        """Make the int8 filter with which `likeliest` reads few of the weights; it takes memory, see `nbytes`."""
+        """Make the int8 filter with which `argmax` reads few of the weights; it takes memory, see `nbytes`."""
         if self.chooses and self._screen is None:
             self._screen = screen_of(self._matrix.packed)
 
@@ -47,6 +47,6 @@ class Head:
             logits.div_(self._soft_cap).tanh_().mul_(self._soft_cap)
         return logits
 
-    def likeliest(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def argmax(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(places int64 [rows], values float32 [rows]) of the largest logit of each row, where this `chooses`."""
         return linear_argmax(hidden, self._matrix.packed, self._screen)

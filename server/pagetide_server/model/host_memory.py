@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 from pathlib import Path
 
-from ..control_groups import groups
+from ..cgroups import groups
 
 # A group without a limit states a number near the greatest of 64 bits.
 _UNLIMITED = 1 << 60

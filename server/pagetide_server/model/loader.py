@@ -63,7 +63,7 @@ def load(config: EngineConfig, progress: Progress = silent) -> LoadedModel:
     folder = resolve(config, progress)
     hf_config = read_config(folder, config)
     check_quantization(hf_config, config, device)
-    max_model_len = window(hf_config, config)
+    max_model_len = max_context_length(hf_config, config)
     for path in weight_files(folder, config):
         check_whole(path, config)
     progress("building the network", 0.0)
@@ -137,7 +137,7 @@ def check_quantization(hf_config: Any, config: EngineConfig, device: torch.devic
         raise SettingError("quantization", config.quantization, problem)
 
 
-def window(hf_config: Any, config: EngineConfig) -> int:
+def max_context_length(hf_config: Any, config: EngineConfig) -> int:
     """The longest prompt plus answer.
 
     Raises:

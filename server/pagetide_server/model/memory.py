@@ -52,7 +52,7 @@ class Memory:
         return max(0, self.total - self.held)
 
 
-def usable_window(config: EngineConfig, window: int, blocks: int) -> int:
+def usable_context_length(config: EngineConfig, window: int, blocks: int) -> int:
     """The longest prompt plus answer that `blocks` hold. (A length that was asked for fits: see `check_room`.)"""
     return min(window, blocks * config.block_size)
 

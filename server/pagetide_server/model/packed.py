@@ -16,7 +16,7 @@ from pagetide_kernels.dispatch import choose
 from pagetide_kernels.packed_linear import PackedWeight, linear, look_up, pack
 
 from .cpu_layers import swap_layers
-from .kinds import kind_of
+from .layer_types import kind_of
 from .mapped import give_back
 from .network import Layer
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from .kinds import kind_of
+from .layer_types import kind_of
 from .merging import QUERY_KEY_VALUE, can_merge, merge
 
 

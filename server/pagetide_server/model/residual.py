@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from .fused import FusedNorm
-from .kinds import kind_of
+from .layer_types import kind_of
 
 # Their forward is: x += attention(norm(x)); x += mlp(norm(x)).
 _LAYERS = {"GemmaDecoderLayer", "LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"}

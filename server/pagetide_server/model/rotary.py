@@ -42,8 +42,8 @@ def settle_frequencies(network: torch.nn.Module) -> None:
     """Keep frequencies as they are that transformers would choose again in every step, by the positions in it.
 
     "dynamic" ones change behind max_position_embeddings only, those of "longrope" behind the length of the first
-    training, and no context reaches further (`loader.window`). transformers looks at the positions all the same: for
-    "dynamic" ones the host would wait for the device, for "longrope" launch half a dozen kernels for nothing.
+    training, and no context reaches further (`loader.max_context_length`). transformers looks at the positions all the
+    same: for "dynamic" ones the host would wait for the device, for "longrope" launch half a dozen kernels for nothing.
     """
     for module in network.modules():
         kind = getattr(module, "rope_type", None)

@@ -13,7 +13,7 @@ from pagetide_kernels.swap_blocks import swap_blocks
 
 from ..engine.faults import DeviceLost
 from ..engine.sampling.lazy import LazyLogits
-from ..engine.sequence import Carried, Step
+from ..engine.sequence import DeviceTokens, Step
 from .attention import StepAttention
 from .batch import Batch, host_batch
 from .graphs import DecodeGraphs, GraphLimits, Recorder
@@ -80,25 +80,26 @@ class Runner:
         ]
 
     @torch.inference_mode()
-    def execute(self, step: Step, carried: Carried | None = None) -> StepLogits:
+    def execute(self, step: Step, device_tokens: DeviceTokens | None = None) -> StepLogits:
         """Do what the step says, up to the logits. Changes the caches. Waits for the device only to swap.
 
-        `carried` has the tokens that the step's sequences do not know yet. Logits may be overwritten by the next call.
+        `device_tokens` has the tokens that the step's sequences do not know yet. Logits may be overwritten by the next
+        call.
 
         Raises:
             DeviceLost: no later step can succeed. (Too little memory is not of this kind.)
         """
         try:
-            return self._execute(step, carried)
+            return self._execute(step, device_tokens)
         except _LOST as error:
             raise DeviceLost(f"the device computes nothing any more: {error}") from error
 
-    def _execute(self, step: Step, carried: Carried | None) -> StepLogits:
+    def _execute(self, step: Step, device_tokens: DeviceTokens | None) -> StepLogits:
         self._move_blocks(step)
-        host = host_batch(step, self.block_size, carried)
+        host = host_batch(step, self.block_size, device_tokens)
         if self._graphs is not None and self._graphs.fits(host):
-            return StepLogits(self._graphs.run(host, carried), {})
-        batch = host.to(self.loaded.device, carried)
+            return StepLogits(self._graphs.run(host, device_tokens), {})
+        batch = host.to(self.loaded.device, device_tokens)
         # Without prompt logits and siblings each wanted row is one sampling row already.
         simple = not batch.prompt and len(batch.sampling) == len(batch.logits_rows)
         if (cpu := self._cpu) is not None and cpu.head.chooses and not batch.prompt:

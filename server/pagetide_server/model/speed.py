@@ -1,6 +1,6 @@
 """How fast this machine computes and copies, measured at start in a fraction of a second.
 
-It is what `auto` preemption decides by (`engine/preemption.py`): on a GPU swap space lies behind a bus, on a CPU it is
+It is what `auto` preemption decides by (`engine/swap_cost.py`): on a GPU swap space lies behind a bus, on a CPU it is
 the same memory, and models differ a thousandfold in what a token costs to compute again.
 """
 

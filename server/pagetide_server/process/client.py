@@ -32,9 +32,9 @@ from ..wire.messages import (
     ToEngine,
 )
 from .link import Link
+from .liveness import Liveness
 from .mailbox import Mailbox, Prompt
-from .pulse import Pulse
-from .vitals import Vitals, vitals
+from .process_state import ProcessState, process_state
 
 __all__ = ["EngineClient", "EngineDead", "EngineFailed", "Prompt"]
 
@@ -60,7 +60,7 @@ class EngineClient:
         self._on_loading = on_loading or (lambda stage, fraction: None)
         self._boxes: dict[str, Mailbox] = {}
         self._numbers = itertools.count()
-        self._pulse = Pulse()
+        self._liveness = Liveness()
         self._link: Link | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._ready: asyncio.Future[Ready] | None = None
@@ -136,7 +136,7 @@ class EngineClient:
         """Why the engine cannot be relied on, or None. An idle engine is healthy, and so is one that still loads."""
         if self._failure is not None:
             return str(self._failure)
-        return self._pulse.problem(time.monotonic(), self._vitals)
+        return self._liveness.problem(time.monotonic(), self._process_state)
 
     def refresh(self) -> None:
         """Take in what has arrived: after a stall of this process, heartbeats of that time still lie in the socket."""
@@ -196,17 +196,17 @@ class EngineClient:
 
     def _handle(self, message: FromEngine, is_last: bool = True) -> None:
         if isinstance(message, StepOutput):
-            self._pulse.heard = time.monotonic()
+            self._liveness.heard = time.monotonic()
             self._hand_on(message, is_last)
             self._on_step(message)
         elif isinstance(message, Heartbeat):
-            self._pulse.beat(message, time.monotonic())
+            self._liveness.beat(message, time.monotonic())
         elif isinstance(message, Loading):
             self._on_loading(message.stage, message.fraction)
         elif isinstance(message, Failed):
             self._failure = self._failure or EngineFailed(message.message, message.exit_code)
         elif self._ready is not None and not self._ready.done():
-            self._pulse.step_seconds = message.step_seconds
+            self._liveness.step_seconds = message.step_seconds
             self._ready.set_result(message)
 
     def _hand_on(self, step: StepOutput, is_last: bool) -> None:
@@ -220,8 +220,8 @@ class EngineClient:
 
     # ---- process and connection
 
-    def _vitals(self) -> Vitals | None:
-        return None if self._process is None else vitals(self._process.pid)
+    def _process_state(self) -> ProcessState | None:
+        return None if self._process is None else process_state(self._process.pid)
 
     def _send(self, message: ToEngine) -> None:
         if self._link is not None:

@@ -41,8 +41,8 @@ from ..wire.messages import (
     StepOutput,
 )
 from .channels import Channel, ClientGone
+from .liveness import HEARTBEAT_SECONDS
 from .parent import die_with_parent
-from .pulse import HEARTBEAT_SECONDS
 
 # Not `__name__`: this module runs as __main__.
 log = logging.getLogger("pagetide.engine")
@@ -126,7 +126,7 @@ class Loop:
         self.channel.send(StepOutput(outputs=outputs, stats=self.core.stats(), time=time.monotonic()))
 
 
-class Heart(threading.Thread):
+class HeartbeatThread(threading.Thread):
     """Sends a heartbeat every second; exits the process when its parent is gone."""
 
     def __init__(self, loop: Loop, channel: Channel, parent: int) -> None:
@@ -190,7 +190,7 @@ def start(launch: Launch, channel: Channel) -> Core:
         raise EngineFailed(f"{type(error).__name__}: {error}", EXIT_START) from error
 
 
-def serve(core: Core, channel: Channel, heart: Callable[[Loop], Heart]) -> None:
+def serve(core: Core, channel: Channel, heart: Callable[[Loop], HeartbeatThread]) -> None:
     """Run the loop to its end.
 
     Raises:
@@ -212,7 +212,7 @@ def run(launch: Launch, channel: Channel) -> int:
     """Start the core and serve; the exit code."""
     try:
         core = start(launch, channel)
-        serve(core, channel, lambda loop: Heart(loop, channel, launch.parent))
+        serve(core, channel, lambda loop: HeartbeatThread(loop, channel, launch.parent))
     except EngineFailed as failure:
         channel.send(Failed(message=str(failure), exit_code=failure.exit_code))
         return failure.exit_code

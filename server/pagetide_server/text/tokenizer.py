@@ -17,7 +17,7 @@ from pagetide_spec.errors import SettingError
 from ..checkpoint.files import eos_token_ids, read_json, resolve
 from ..process_memory import return_freed
 from . import convert
-from .settings import NAMED_TOKENS, read_settings, templates
+from .tokenizer_config import NAMED_TOKENS, read_settings, templates
 from .vocabulary import Vocabulary
 
 # In how many forms a bad word is looked for: as written, bare, and behind a space.

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from pagetide_http.short_way import ShortWay
+from pagetide_http.fast_path import FastPath
 from pagetide_server.api.streaming import WatchedResponse, send_events
 
 
@@ -68,7 +68,7 @@ class Cycle:
         self.flow, self.transport = Flow(), Transport(log)
 
 
-async def test_parts_on_the_short_way_and_others_keep_their_order():
+async def test_parts_on_the_fast_path_and_others_keep_their_order():
     log = []
     cycle = Cycle(log)
 
@@ -82,7 +82,7 @@ async def test_parts_on_the_short_way_and_others_keep_their_order():
             part = await super().next()
             return part if self.made <= 3 else b""
 
-    events, way = Three(), ShortWay(cycle)
+    events, way = Three(), FastPath(cycle)
     await send_events(send, events, way)
     assert events.way is way
     head, first, second, third, done = log
@@ -95,7 +95,7 @@ async def test_parts_on_the_short_way_and_others_keep_their_order():
 
 def test_a_way_whose_client_has_left_is_not_free():
     cycle = Cycle([])
-    way = ShortWay(cycle)
+    way = FastPath(cycle)
     assert way.is_free()
     cycle.transport.closed = True
     assert not way.is_free()

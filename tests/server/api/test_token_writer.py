@@ -11,7 +11,7 @@ from fake_client import Engine
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagetide_http.short_way import ShortWay
+from pagetide_http.fast_path import FastPath
 from pagetide_server.api import chat, completions
 from pagetide_server.api.answering import _Events
 from pagetide_server.api.generation import generating
@@ -84,7 +84,7 @@ async def stream(job, tokens, has_way=True, stalls=()):
     """
     engine, client, metrics = Engine(), Client(), ServerMetrics("m", "1")
     with generating(engine, job.tokenizer, metrics, job.prompts, arrival=0.0) as generation:
-        way = ShortWay(client) if has_way else None
+        way = FastPath(client) if has_way else None
         sending = asyncio.ensure_future(send_events(client.send, _Events(job, generation), way))
         for place, token in enumerate(tokens):
             client.flow.write_paused = place in stalls

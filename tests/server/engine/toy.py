@@ -49,7 +49,7 @@ class ToyMemory:
         self.device = [[None] * self.size for _ in range(config.num_blocks)]
         self.host = [[None] * self.size for _ in range(config.num_swap_blocks)]
         # The newest token of sequences that do not know it yet.
-        self.carried: dict[Sequence, int] = {}
+        self.device_tokens: dict[Sequence, int] = {}
 
     def execute(self, step: Step) -> list[int]:
         """Do what the step says, in the order that it promises; returns one token for each sampling sequence."""
@@ -69,7 +69,7 @@ class ToyMemory:
         sequence = row.sequence
         content = root(sequence.request.cache_salt)
         for at, token_id in enumerate(sequence.tokens[: row.start + row.count]):
-            content = chain(content, self.carried[sequence] if token_id == UNKNOWN_TOKEN else token_id)
+            content = chain(content, self.device_tokens[sequence] if token_id == UNKNOWN_TOKEN else token_id)
             block = self.device[sequence.blocks[at // self.size]]
             if at >= row.start:
                 block[at % self.size] = content
@@ -178,7 +178,7 @@ class AheadEngine(ToyEngine):
             self.scheduler.advance(step)
             self.scheduler.check_integrity()
             self.flight = step, tokens
-            self.memory.carried = dict(zip(step.sampling(), tokens, strict=True))
+            self.memory.device_tokens = dict(zip(step.sampling(), tokens, strict=True))
         return step
 
     def plan(self) -> Step:
@@ -196,7 +196,7 @@ class AheadEngine(ToyEngine):
     def land(self) -> None:
         """Settle the step whose tokens are on their way."""
         if self.flight is not None:
-            flight, self.flight, self.memory.carried = self.flight, None, {}
+            flight, self.flight, self.memory.device_tokens = self.flight, None, {}
             super().settle(*flight)
 
     def settle(self, step: Step, token_ids: list[int]) -> list[Settled]:

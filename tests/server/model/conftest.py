@@ -42,7 +42,7 @@ def settle(step: Step, logits: StepLogits) -> None:
     """Append the greedy token to each sampling sequence, and count what was computed."""
     best = logits.written().argmax(-1).tolist()
     if isinstance(logits.sampling, LazyLogits):
-        assert logits.sampling.likeliest()[0] == best
+        assert logits.sampling.argmax()[0] == best
     for sequence, token in zip(step.sampling(), best, strict=True):
         sequence.tokens.append(token)
     for row in step.rows:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from pagetide_server.engine.sequence import UNKNOWN_TOKEN, Carried, Row, Sequence, Step
+from pagetide_server.engine.sequence import UNKNOWN_TOKEN, DeviceTokens, Row, Sequence, Step
 from pagetide_server.model.batch import host_batch
 from pagetide_server.model.graphs import DecodeGraphs, GraphLimits, Work, graph_contexts, graph_sizes
 from pagetide_server.model.loader import LoadedModel
@@ -174,13 +174,15 @@ def test_tokens_that_only_the_device_knows_are_taken_from_it(
     expected = _decoded(runner, known, tokens)
     unknown: list[Sequence] = [toy.make_sequence(s.tokens[:3], s.blocks) for s in known]
     device = runner.loaded.device
-    carried = Carried(torch.tensor([102, 5, 103, 101], device=device), {unknown[1]: 0, unknown[2]: 2, unknown[0]: 3})
+    device_tokens = DeviceTokens(
+        torch.tensor([102, 5, 103, 101], device=device), {unknown[1]: 0, unknown[2]: 2, unknown[0]: 3}
+    )
     for sequence in unknown:
         sequence.tokens.append(UNKNOWN_TOKEN)
     step = Step(rows=[Row(s, 3, 1, samples=True) for s in unknown])
-    assert torch.equal(runner.execute(step, carried).written(), expected)
-    with pytest.raises(ValueError, match="neither known nor carried"):
-        runner.execute(step, Carried(torch.tensor([1]), {unknown[0]: 0}))
+    assert torch.equal(runner.execute(step, device_tokens).written(), expected)
+    with pytest.raises(ValueError, match="neither known nor on the device"):
+        runner.execute(step, DeviceTokens(torch.tensor([1]), {unknown[0]: 0}))
 
 
 def _decoded(runner: Runner, sequences: list[Sequence], tokens: list[int]) -> torch.Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pagetide_server.model.loader import dtype_of, load, window
+from pagetide_server.model.loader import dtype_of, load, max_context_length
 from pagetide_server.model.network import Layer, examine
 from pagetide_spec.config import EngineConfig
 from pagetide_spec.errors import SettingError
@@ -91,12 +91,12 @@ def test_layers_that_drop_keywords_are_relayed(tiny_model: Callable[[str], Path]
     [pytest.param(None, 512, id="the model's own"), pytest.param(100, 100, id="a shorter one")],
 )
 def test_window(asked: int | None, found: int) -> None:
-    assert window(make("llama", max_position_embeddings=512), EngineConfig(max_model_len=asked)) == found
+    assert max_context_length(make("llama", max_position_embeddings=512), EngineConfig(max_model_len=asked)) == found
 
 
 def test_a_window_beyond_the_model_is_refused_with_both_numbers() -> None:
     with pytest.raises(SettingError, match="max_model_len: 1000: the model allows at most 512"):
-        window(make("llama", max_position_embeddings=512), EngineConfig(max_model_len=1000))
+        max_context_length(make("llama", max_position_embeddings=512), EngineConfig(max_model_len=1000))
 
 
 LONGROPE = {
@@ -111,9 +111,9 @@ LONGROPE = {
 def test_positions_that_change_with_the_batch_end_the_window_earlier() -> None:
     lengths = {"max_position_embeddings": 256, "original_max_position_embeddings": 64}
     config = make("phi3", rope_parameters=LONGROPE, pad_token_id=0, **lengths)
-    assert window(config, EngineConfig()) == 64
+    assert max_context_length(config, EngineConfig()) == 64
     with pytest.raises(SettingError, match="longest sequence of a batch; at most 64"):
-        window(config, EngineConfig(max_model_len=65))
+        max_context_length(config, EngineConfig(max_model_len=65))
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pagetide_kernels import dispatch
-from pagetide_server.engine.sequence import UNKNOWN_TOKEN, Carried, Row, Step
+from pagetide_server.engine.sequence import UNKNOWN_TOKEN, DeviceTokens, Row, Step
 from pagetide_server.model import batch as batch_module
 from pagetide_server.model.graphs import CudaRecorder
 from pagetide_server.model.loader import LoadedModel
@@ -155,11 +155,11 @@ def check_steps(on_gpu: LoadedModel, toy: Toy) -> None:
     runner = Runner(on_gpu, 8, 0, 16)
     decode, newest, chunk = (toy.make_sequence([5] * 20, [i, i + 1]) for i in (0, 2, 4))
     newest.tokens.append(UNKNOWN_TOKEN)
-    carried = Carried(torch.zeros(2, dtype=torch.int64, device=GPU), {newest: 1})
+    device_tokens = DeviceTokens(torch.zeros(2, dtype=torch.int64, device=GPU), {newest: 1})
     decodes = [Row(decode, 19, 1, samples=True), Row(newest, 20, 1, samples=True)]
     for step in (Step(decodes), Step([*decodes, Row(chunk, 3, 17, samples=True)]), Step([Row(chunk, 0, 3, False)])):
         with NoWaiting():
-            logits = runner.execute(step, carried)
+            logits = runner.execute(step, device_tokens)
         assert logits.written().shape == (len(step.sampling()), on_gpu.vocab_size)
         assert logits.written().device == GPU
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from pagetide_server.process.client import EngineClient, EngineDead, EngineFailed, Prompt
-from pagetide_server.process.pulse import Pulse
-from pagetide_server.process.vitals import Vitals, vitals
+from pagetide_server.process.liveness import Liveness
+from pagetide_server.process.process_state import ProcessState, process_state
 from pagetide_server.wire.messages import EngineStats, Heartbeat, SamplingParams, StepOutput, Structure
 from pagetide_spec.config import EngineConfig
 
@@ -50,7 +50,7 @@ async def generate(engine, prompt, params=PARAMS, name="r"):
             outputs = await box.take()
             for output in outputs:
                 if output.finish_reason is not None:
-                    left = 0 if output.error_kind == "invalid" else left - 1
+                    left = left - 1 if output.error_kind in (None, "engine") else 0
             if not left:
                 engine.ended(box.ids[0])
             yield outputs
@@ -91,7 +91,7 @@ async def test_closing_the_iterator_aborts(engine):
 
 async def test_an_error_ends_the_iterator(engine):
     outputs = await collect(engine, [300], SamplingParams(n=3, structure=Structure(kind="grammar", value="wrong")))
-    assert [(o.finish_reason, o.error_kind) for o in outputs] == [("error", "invalid")]
+    assert [(o.finish_reason, o.error_kind) for o in outputs] == [("error", "structure")]
 
 
 async def test_death_reaches_every_open_iterator(engine):
@@ -106,7 +106,7 @@ async def test_death_reaches_every_open_iterator(engine):
 
 
 async def test_an_idle_engine_is_healthy(engine):
-    await until(lambda: engine._pulse.last is not None)
+    await until(lambda: engine._liveness.last is not None)
     assert engine.why_unhealthy() is None
 
 
@@ -137,8 +137,8 @@ async def test_an_engine_process_ends_when_its_connection_does(engine):
 
 
 async def test_an_answer_is_a_sign_of_life_too(engine):
-    await until(lambda: engine._pulse.last is not None)
-    engine._pulse.heard -= 30
+    await until(lambda: engine._liveness.last is not None)
+    engine._liveness.heard -= 30
     assert "no sign of life" in engine.why_unhealthy()
     engine._handle(StepOutput(outputs=[], stats=EngineStats(), time=0.0))
     assert engine.why_unhealthy() is None
@@ -176,41 +176,41 @@ def beat(steps, has_work=True, started=None, time=0.0):
     ],
 )
 def test_health_is_decided_from_heartbeats(beats, now, problem):
-    pulse = Pulse()
+    liveness = Liveness()
     for at, heartbeat in beats:
-        pulse.beat(heartbeat, at)
-    found = pulse.problem(now)
+        liveness.beat(heartbeat, at)
+    found = liveness.problem(now)
     assert (found is None) if problem is None else (problem in found)
 
 
 @pytest.mark.parametrize(
     ("found", "silence", "is_lost"),
     [
-        pytest.param(Vitals(is_stopped=False, cpu_seconds=3.5), 20, False, id="it computes"),
-        pytest.param(Vitals(is_stopped=False, cpu_seconds=3.5), 61, True, id="it computes, but for too long"),
-        pytest.param(Vitals(is_stopped=False, cpu_seconds=3.0), 7, True, id="it does nothing"),
-        pytest.param(Vitals(is_stopped=True, cpu_seconds=3.5), 7, True, id="it is stopped"),
+        pytest.param(ProcessState(is_stopped=False, cpu_seconds=3.5), 20, False, id="it computes"),
+        pytest.param(ProcessState(is_stopped=False, cpu_seconds=3.5), 61, True, id="it computes, but for too long"),
+        pytest.param(ProcessState(is_stopped=False, cpu_seconds=3.0), 7, True, id="it does nothing"),
+        pytest.param(ProcessState(is_stopped=True, cpu_seconds=3.5), 7, True, id="it is stopped"),
         pytest.param(None, 7, True, id="nobody knows"),
     ],
 )
 def test_a_silent_engine_that_computes_is_given_more_time(found, silence, is_lost):
-    pulse = Pulse()
-    pulse.beat(Heartbeat(time=0, steps=0, step_started=None, has_work=False, cpu_seconds=3.0), 0)
-    assert (pulse.problem(silence, lambda: found) is not None) == is_lost
+    liveness = Liveness()
+    liveness.beat(Heartbeat(time=0, steps=0, step_started=None, has_work=False, cpu_seconds=3.0), 0)
+    assert (liveness.problem(silence, lambda: found) is not None) == is_lost
 
 
 def test_a_process_tells_whether_it_is_stopped_and_what_it_has_computed():
     process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
-        while (found := vitals(process.pid)).cpu_seconds < 0.05:
+        while (found := process_state(process.pid)).cpu_seconds < 0.05:
             assert not found.is_stopped
         process.send_signal(signal.SIGSTOP)
-        while not vitals(process.pid).is_stopped:
+        while not process_state(process.pid).is_stopped:
             pass
     finally:
         process.kill()
         process.wait()
-    assert vitals(process.pid) is None
+    assert process_state(process.pid) is None
 
 
 @pytest.mark.parametrize(
@@ -218,6 +218,6 @@ def test_a_process_tells_whether_it_is_stopped_and_what_it_has_computed():
     [pytest.param(599.0, False, id="ten times its estimate"), pytest.param(601.0, True, id="longer")],
 )
 def test_a_step_may_take_as_long_as_the_machine_is_slow(took, is_stuck):
-    pulse = Pulse(step_seconds=60.0)
-    pulse.beat(beat(1, started=0.0, time=took), took)
-    assert (pulse.problem(took) is not None) == is_stuck
+    liveness = Liveness(step_seconds=60.0)
+    liveness.beat(beat(1, started=0.0, time=took), took)
+    assert (liveness.problem(took) is not None) == is_stuck

@@ -7,7 +7,7 @@ import secrets
 
 import msgspec
 
-from ..replies import ToolCall, ToolFunction
+from ..responses import ToolCall, ToolFunction
 
 ARGUMENT_KEYS = ("arguments", "parameters")
 

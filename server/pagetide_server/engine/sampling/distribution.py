@@ -62,7 +62,7 @@ class Draw:
         return self.sequence.params
 
 
-class Drawer:
+class MultinomialSampler:
     """Samples the tokens of one engine's steps. Keeps working space, but nothing of any sequence."""
 
     def __init__(self, vocab_size: int, device: torch.device, noise: Noise) -> None:

@@ -38,13 +38,13 @@ def sample_rows(logits: torch.Tensor, sequences: list[Sequence], noise: Noise) -
 
 
 class KernelDrawer:
-    """Samples the tokens of one engine's steps, like `distribution.Drawer`."""
+    """Samples the tokens of one engine's steps, like `distribution.MultinomialSampler`."""
 
     def __init__(self, noise: Noise) -> None:
         self._noise = noise
 
     def draw(self, logits: torch.Tensor, draws: list[Draw]) -> dict[int, int]:
-        """Row to sampled token id; see `Drawer.draw`."""
+        """Row to sampled token id; see `MultinomialSampler.draw`."""
         rows = [d.row for d in draws]
         wanted = logits if rows == list(range(len(logits))) else logits[rows]
         return dict(zip(rows, self.launch(wanted, [d.sequence for d in draws]).tolist(), strict=True))

@@ -17,7 +17,7 @@ class Head(Protocol):
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [rows, size] -> float32 [rows, vocabulary]"""
 
-    def likeliest(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def argmax(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """hidden [rows, size] -> of each row of its logits, the first of the largest int64 [rows], and that float32."""
 
 
@@ -41,7 +41,7 @@ class LazyLogits:
         """All of them: float32 [rows, vocabulary], whose memory is the caller's."""
         return self._head.logits(self._hidden)
 
-    def likeliest(self) -> tuple[list[int], list[float]]:
+    def argmax(self) -> tuple[list[int], list[float]]:
         """Of each row the first of the largest (where there is a NaN, the first NaN), and its logit."""
-        places, values = self._head.likeliest(self._hidden)
+        places, values = self._head.argmax(self._hidden)
         return places.tolist(), values.tolist()

@@ -12,11 +12,11 @@ from pagetide_kernels.dispatch import choose
 from ...wire.messages import TokenLogprobs
 from ..faults import RequestFault
 from ..sequence import Sequence
-from .distribution import Draw, Drawer, is_greedy
+from .argmax import argmax
+from .distribution import Draw, MultinomialSampler, is_greedy
 from .kernel import KernelDrawer, sample_rows
 from .launched import Choosing, Chosen
 from .lazy import LazyLogits
-from .likeliest import likeliest
 from .logprobs import token_logprobs
 from .masks import mask_logits
 from .noise import Noise
@@ -49,7 +49,7 @@ class Sampler:
         self._noise = Noise(vocab_size, self._device, seed)
         self._ops = choose(self._device).name
         self._kernel = KernelDrawer(self._noise) if self._ops == "triton" else None
-        self._drawer = self._kernel or Drawer(vocab_size, self._device, self._noise)
+        self._multinomial = self._kernel or MultinomialSampler(vocab_size, self._device, self._noise)
 
     def warm_up(self) -> None:
         """Make the tables now (see noise.py) that the first sampled token would wait for."""
@@ -107,10 +107,10 @@ class Sampler:
         drawn = [row for row, s in enumerate(sequences) if not is_greedy(s.params)]
         if drawn and self._ops == "cpp":
             return sample_rows(logits, sequences, self._noise)
-        best = likeliest(logits)
+        best = argmax(logits)
         tops, tokens = logits.gather(-1, best.unsqueeze(1)).squeeze(1).tolist(), best.tolist()
         draws = [Draw(row, tops[row], sequences[row]) for row in drawn if math.isfinite(tops[row])]
-        for row, token in self._drawer.draw(logits, draws).items() if draws else ():
+        for row, token in self._multinomial.draw(logits, draws).items() if draws else ():
             tokens[row] = token
         return tokens, tops
 
@@ -120,7 +120,7 @@ class Sampler:
         others = sorted(set(range(len(sequences))).difference(simple))
         sampled = Sampled([NO_TOKEN] * len(sequences), [None] * len(sequences), {})
         if simple:
-            for row, token, top in zip(simple, *logits[simple].likeliest(), strict=True):
+            for row, token, top in zip(simple, *logits[simple].argmax(), strict=True):
                 if math.isfinite(top):
                     sampled.token_ids[row] = token
                 else:

@@ -18,12 +18,12 @@ class FakeRunner:
         self.faults = {}
         self.steps = []
 
-    def execute(self, step, carried=None):
+    def execute(self, step, device_tokens=None):
         self.steps.append(step)
         for row in step.rows:
             if row.sequence.tokens[row.start + row.count - 1] == UNKNOWN_TOKEN:
-                place = carried.places[row.sequence]
-                assert carried.token_ids[place] == len(row.sequence.tokens) - 1, "the token of another sequence"
+                place = device_tokens.places[row.sequence]
+                assert device_tokens.token_ids[place] == len(row.sequence.tokens) - 1, "the token of another sequence"
             assert len(row.sequence.blocks) * 4 >= row.start + row.count, "a row was computed without its blocks"
             if (fault := self.faults.pop(row.sequence.request_id, None)) is not None:
                 raise fault

@@ -26,7 +26,7 @@ SETTINGS = {
 class Harness:
     """A core on fakes, and everything that came out of it."""
 
-    def __init__(self, runs_ahead=False, **changes):
+    def __init__(self, async_scheduling=False, **changes):
         self.config = SchedulerConfig(**{**SETTINGS, **changes})
         self.scheduler = Scheduler(self.config)
         self.runner, self.sampler, self.compiler = FakeRunner(), FakeSampler(), FakeCompiler()
@@ -34,7 +34,7 @@ class Harness:
             max_model_len=64, vocab_size=VOCABULARY, eos_token_ids=[], max_num_seqs=4, max_num_batched_tokens=64,
             block_size=4, num_blocks=32, num_swap_blocks=32, dtype="float32", device="fake", attention="none",
         )  # fmt: skip
-        self.core = EngineCore(self.scheduler, self.runner, self.sampler, self.compiler, ready, runs_ahead)
+        self.core = EngineCore(self.scheduler, self.runner, self.sampler, self.compiler, ready, async_scheduling)
         self.outputs: list[SequenceOutput] = []
 
     def add(self, name, prompt=5, *, priority=0, arrival=0.0, **params):

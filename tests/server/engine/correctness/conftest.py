@@ -23,12 +23,12 @@ def ahead(monkeypatch):
     begun = []
     execute = Runner.execute
 
-    def counted(runner, step, carried=None):
-        if carried is not None:
+    def counted(runner, step, device_tokens=None):
+        if device_tokens is not None:
             begun.append(len(step.rows))
-        return execute(runner, step, carried)
+        return execute(runner, step, device_tokens)
 
-    monkeypatch.setattr(factory, "runs_ahead", lambda loaded: True)
+    monkeypatch.setattr(factory, "async_scheduling", lambda loaded: True)
     monkeypatch.setattr(Runner, "execute", counted)
     return begun
 

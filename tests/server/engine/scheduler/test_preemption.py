@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pagetide_server.engine.preemption import cheaper_mode
+from pagetide_server.engine.swap_cost import cheaper_mode
 
 from .requests import config, names, request, rows_of
 

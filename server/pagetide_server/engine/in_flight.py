@@ -5,22 +5,22 @@ from __future__ import annotations
 import dataclasses
 
 from .faults import DeviceLost
-from .roles import Launched
+from .protocols import Launched
 from .sampling.sampled import Sampled
-from .sequence import Carried, Sequence, Step
+from .sequence import DeviceTokens, Sequence, Step
 
 
 @dataclasses.dataclass(frozen=True)
-class Flight:
+class InFlightStep:
     """What the device computes: a step, and a token for each of `step.sampling()`, which are `sequences`."""
 
     step: Step
     sequences: list[Sequence]
     tokens: Launched
 
-    def carried(self) -> Carried:
+    def device_tokens(self) -> DeviceTokens:
         """The tokens, for a step that needs them before the host has them."""
-        return Carried(self.tokens.token_ids, {s: i for i, s in enumerate(self.sequences)})
+        return DeviceTokens(self.tokens.token_ids, {s: i for i, s in enumerate(self.sequences)})
 
     def wait(self) -> Sampled:
         """The tokens.

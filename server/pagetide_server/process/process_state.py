@@ -10,18 +10,18 @@ _STOPPED = ("T", "t")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Vitals:
+class ProcessState:
     """A process's state: whether it is stopped (SIGSTOP, a debugger), and its processor time since its start."""
 
     is_stopped: bool
     cpu_seconds: float
 
 
-def vitals(pid: int) -> Vitals | None:
+def process_state(pid: int) -> ProcessState | None:
     """Of a process; None where the system does not report it (no Linux, or the process is gone)."""
     try:
         # The name, in brackets, may hold anything.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
-    return Vitals(fields[0] in _STOPPED, (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"))
+    return ProcessState(fields[0] in _STOPPED, (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"))

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 
 from ..wire.messages import Heartbeat
-from .vitals import Vitals
+from .process_state import ProcessState
 
 # A heartbeat is sent every second by a thread of its own, so silence means a stopped or frozen process, unless that
 # still computes: on a crowded machine a library's call that lets no other thread run may take as long as this.
@@ -22,7 +22,7 @@ IDLE_WITH_WORK_SECONDS = 20.0
 
 
 @dataclasses.dataclass
-class Pulse:
+class Liveness:
     """The newest heartbeat, when it came, and since when the count of steps has stood still.
 
     `step_seconds` is the engine's estimate for its longest step.
@@ -40,7 +40,7 @@ class Pulse:
             self.progress = now
         self.last, self.heard = heartbeat, now
 
-    def problem(self, now: float, look: Callable[[], Vitals | None] = lambda: None) -> str | None:
+    def problem(self, now: float, look: Callable[[], ProcessState | None] = lambda: None) -> str | None:
         """Why the engine is taken for dead or stuck, or None. Before the first heartbeat nothing is known.
 
         `look` reports a process that has been silent for long.
@@ -59,7 +59,7 @@ class Pulse:
             return f"the engine has work but has made no step for {now - self.progress:.0f} s"
         return None
 
-    def _computes(self, found: Vitals | None) -> bool:
+    def _computes(self, found: ProcessState | None) -> bool:
         """Whether a process runs, and has computed since its last heartbeat."""
         if found is None or found.is_stopped or self.last is None:
             return False

@@ -11,7 +11,7 @@ from .harness import CHOICE, Harness
 
 
 def test_a_step_begins_before_the_tokens_of_the_one_before_are_known(harness):
-    made = harness(runs_ahead=True)
+    made = harness(async_scheduling=True)
     made.add("a", max_tokens=3)
     assert made.step() == []
     assert [o.token_ids for o in made.step()] == [[5]]
@@ -23,7 +23,7 @@ def test_a_step_begins_before_the_tokens_of_the_one_before_are_known(harness):
 
 
 def test_a_sequence_that_turns_out_to_have_ended_was_computed_once_for_nothing(harness):
-    made = harness(runs_ahead=True)
+    made = harness(async_scheduling=True)
     made.add("a", max_tokens=9, stop_token_ids=(6,))
     made.add("b", prompt=9, max_tokens=4)
     made.run()
@@ -34,7 +34,7 @@ def test_a_sequence_that_turns_out_to_have_ended_was_computed_once_for_nothing(h
 
 
 def test_what_must_look_at_tokens_waits_for_them(harness):
-    made = harness(runs_ahead=True)
+    made = harness(async_scheduling=True)
     made.compiler.answer = "ok"
     made.add("plain", max_tokens=6)
     made.add("scored", prompt=4, prompt_logprobs=1, max_tokens=2)
@@ -47,7 +47,7 @@ def test_what_must_look_at_tokens_waits_for_them(harness):
 
 
 def test_an_abort_between_a_step_and_its_tokens(harness):
-    made = harness(runs_ahead=True)
+    made = harness(async_scheduling=True)
     made.add("a", max_tokens=9)
     made.add("b", prompt=9, max_tokens=4)
     made.step()
@@ -58,7 +58,7 @@ def test_an_abort_between_a_step_and_its_tokens(harness):
 
 
 def test_an_abort_of_all_leaves_a_step_to_end(harness):
-    made = harness(runs_ahead=True)
+    made = harness(async_scheduling=True)
     made.add("a", max_tokens=9)
     made.step()
     made.abort("a")
@@ -68,7 +68,7 @@ def test_an_abort_of_all_leaves_a_step_to_end(harness):
 
 
 def test_a_failing_step_keeps_the_tokens_on_their_way(harness):
-    made = harness(runs_ahead=True)
+    made = harness(async_scheduling=True)
     made.add("a", max_tokens=9)
     made.add("b", prompt=list(range(60, 69)), max_tokens=1)
     made.step()
@@ -79,7 +79,7 @@ def test_a_failing_step_keeps_the_tokens_on_their_way(harness):
 
 
 def test_nan_is_told_of_its_row_and_its_next_token_is_dropped(harness):
-    made = harness(runs_ahead=True)
+    made = harness(async_scheduling=True)
     made.sampler.nan.add("a")
     made.add("a", max_tokens=9)
     made.add("b", prompt=9, max_tokens=3)
@@ -89,7 +89,7 @@ def test_nan_is_told_of_its_row_and_its_next_token_is_dropped(harness):
 
 
 def test_a_sampler_that_raises_is_asked_again_for_each_row(harness):
-    made = harness(runs_ahead=True)
+    made = harness(async_scheduling=True)
     made.add("a", max_tokens=9, stop_token_ids=(6,))
     made.add("b", prompt=9, max_tokens=3)
     made.step()
@@ -101,7 +101,7 @@ def test_a_sampler_that_raises_is_asked_again_for_each_row(harness):
 
 
 def test_tokens_that_never_come_are_a_lost_device():
-    made = Harness(runs_ahead=True)
+    made = Harness(async_scheduling=True)
     made.add("a")
     made.sampler.lost = torch.AcceleratorError("illegal access")
     made.step()

@@ -1,4 +1,4 @@
-"""The short way of a stream's events to their socket: past `send` and all that wraps it.
+"""The fast path of a stream's events to their socket: past `send` and all that wraps it.
 
 Offered to the application as an ASGI extension; without it events are just sent.
 """
@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-# Name of the ASGI extension; its value is a `ShortWay`.
-SHORT_WAY = "pagetide.short_way"
+# Name of the ASGI extension; its value is a `FastPath`.
+FAST_PATH = "pagetide.fast_path"
 
 
-class ShortWay:
+class FastPath:
     """Writes pieces of one response's body."""
 
     __slots__ = ("_cycle", "_flow", "_transport")

@@ -52,7 +52,7 @@ def test_answers_end_alike_when_running_ahead(tiny_model, monkeypatch, ahead):
         found = stopping_answers(llm)
         assert stopping_answers(llm) == found
     assert ahead
-    monkeypatch.setattr(factory, "runs_ahead", lambda loaded: False)
+    monkeypatch.setattr(factory, "async_scheduling", lambda loaded: False)
     with LLM(str(tiny_model("llama")), **settings) as llm:
         assert stopping_answers(llm) == found
     assert {reason for _, reason, _ in found} == {"stop", "length"}

@@ -6,17 +6,17 @@ from typing import Any, Protocol
 
 from ..wire.messages import Structure, TokenLogprobs
 from .sampling.sampled import Sampled
-from .sequence import Carried, Sequence, Step
+from .sequence import DeviceTokens, Sequence, Step
 
 
 class Runner(Protocol):
     """The model (model/runner.py)."""
 
-    def execute(self, step: Step, carried: Carried | None = None) -> Any:
+    def execute(self, step: Step, device_tokens: DeviceTokens | None = None) -> Any:
         """Logits of the step: `sampling` [sequences, vocabulary], `prompt` {row: [tokens, vocabulary]}.
 
-        `carried` has the tokens of the step in flight, which the step's sequences do not know yet. May return before
-        the device is done.
+        `device_tokens` has the tokens of the step in flight, which the step's sequences do not know yet. May return
+        before the device is done.
 
         Raises:
             DeviceLost: nothing will ever be computed again. Any other error concerns this step only.

@@ -10,7 +10,7 @@ _BLOCKS = (256, 128, 64)
 _ROWS = 4
 
 
-def likeliest(logits: torch.Tensor) -> torch.Tensor:
+def argmax(logits: torch.Tensor) -> torch.Tensor:
     """int64 [rows] of logits [rows, vocabulary]: the first of the largest; where there is a NaN, the first NaN.
 
     On a CPU `argmax` looks at one value after the other, but the largest value of a row is found with vector

@@ -6,7 +6,7 @@ from .sequence import Row, Sequence
 from .tables import BlockTables
 
 
-class Filling:
+class InFlightPrefixes:
     """The full blocks that the prompts of one step compute. Follows `rows` as it grows; each row is read once.
 
     Left out are prompts with `prompt_logprobs`: they take many steps, however much room a step has.
