@@ -7,7 +7,7 @@ from openai import OpenAI
 client = OpenAI(
     base_url=os.environ.get("BASE_URL", "http://127.0.0.1:8000/v1"), api_key=os.environ.get("API_KEY", "none")
 )
-model = client.models.list().data[0].id
+model = os.environ.get("MODEL") or client.models.list().data[0].id
 messages = [{"role": "system", "content": "Answer briefly."}, {"role": "user", "content": "Name a city on a coast."}]
 
 answer = client.chat.completions.create(model=model, messages=messages, max_tokens=16)

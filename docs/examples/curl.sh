@@ -6,7 +6,8 @@ call=(curl --silent --show-error --fail-with-body -H "Authorization: Bearer ${AP
 
 "${call[@]}" "$base/models"
 echo
-model=$("${call[@]}" "$base/models" | python3 -c 'import json, sys; print(json.load(sys.stdin)["data"][0]["id"])')
+first='import json, sys; print(json.load(sys.stdin)["data"][0]["id"])'
+model=${MODEL:-$("${call[@]}" "$base/models" | python3 -c "$first")}
 
 "${call[@]}" "$base/completions" -d '{"model": "'"$model"'", "prompt": "The tide", "max_tokens": 8, "temperature": 0}'
 echo

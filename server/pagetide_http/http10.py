@@ -13,7 +13,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 Application = Callable[..., Awaitable[None]]
 
 
-def until_close(app: Application, cycle: RequestResponseCycle) -> Application:
+def without_chunks(app: Application, cycle: RequestResponseCycle) -> Application:
     """The application for the one request of `cycle`."""
 
     async def answer(scope: Any, receive: Any, send: Callable[..., Awaitable[None]]) -> None:

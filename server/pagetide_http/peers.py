@@ -14,8 +14,8 @@ _IDLE_S, _INTERVAL_S, _COUNT = 15, 5, 3
 
 
 def notice_death(connection: socket.socket, silence_s: int) -> None:
-    """From now on the connection breaks when its other end is silent: in half a minute where we wait, in `silence_s`
-    where something was sent and is not taken.
+    """From now on the connection breaks when its other end is silent for about `silence_s`, be it that we wait
+    or that something was sent and is not taken.
     """
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if sys.platform == "linux":

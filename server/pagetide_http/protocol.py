@@ -21,7 +21,7 @@ from pagetide_spec.web import request_id_of
 
 from .errors import ApiError
 from .fast_path import FAST_PATH, FastPath
-from .http10 import until_close
+from .http10 import without_chunks
 from .peers import Patience, notice_death
 from .upgrades import pass_over
 
@@ -113,6 +113,16 @@ class GuardedProtocol(HttpToolsProtocol):
             is_body = self._part is _Part.BODY
             size = len(data) if is_body else min(len(data), self.limits.head_bytes + 1 - self._head_bytes)
             data = self._take(data[:size]) + data[size:]
+        self._keep_alive()
+
+    def _keep_alive(self) -> None:
+        """Limit the time between two requests, where uvicorn does not: behind a body that came after its answer."""
+        is_between = self._part is _Part.NOTHING and self.cycle is not None and self.cycle.response_complete
+        has_timer = self._head_timer is not None or self.timeout_keep_alive_task is not None
+        if is_between and not has_timer and not self.transport.is_closing():
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
 
     def _take(self, data: bytes) -> bytes:
         """Have the parser read a piece; what of it is to be read again."""
@@ -140,6 +150,11 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._head_timer is None:
             self._start_timer()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header; the trailers of a body are no headers of its request (RFC 9110, 6.5.1) and are dropped."""
+        if self._part is _Part.HEAD:
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
         """A request's head is complete."""
         super().on_headers_complete()
@@ -163,7 +178,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._answered = cycle
         if cycle.scope["http_version"] == "1.0":
-            app = until_close(app, cycle)
+            app = without_chunks(app, cycle)
         super()._start_asgi_task(cycle, app)
 
     # ---- refusals
@@ -177,6 +192,10 @@ class GuardedProtocol(HttpToolsProtocol):
             is_awaited = cycle is None or cycle.response_complete
         if is_awaited and not self.transport.is_closing():
             self.transport.write(self._wire(ApiError(status, message)))
+            if cycle is not None and not cycle.response_complete:
+                # Its own answer must not follow while the buffer is still being sent.
+                cycle.disconnected = True
+                cycle.message_event.set()
         self._stop_timer()
         self.transport.close()
 

@@ -8,7 +8,7 @@ import re
 INVALID = frozenset(("InvalidSpec", "InvalidName"))
 # A server exits with this code when its settings are wrong: starting it again cannot help.
 EXIT_WRONG_SETTING = 2
-_WRONG_SETTING = re.compile(rf"ended with exit code {EXIT_WRONG_SETTING}\b")
+_WRONG_SETTING = re.compile(rf"container \S+ ended with exit code {EXIT_WRONG_SETTING}\b")
 
 
 def crash_text(container: str, exit_code: object, last_words: str = "") -> str:
@@ -19,5 +19,5 @@ def crash_text(container: str, exit_code: object, last_words: str = "") -> str:
 def needs_change(reason: str, message: str) -> bool:
     """Whether a service that is not Ready for this reason stays so until somebody changes it: no waiting helps."""
     if reason == "CrashLoopBackOff":
-        return bool(_WRONG_SETTING.search(message))
+        return bool(_WRONG_SETTING.match(message))
     return reason in INVALID or reason == "InvalidImageName"

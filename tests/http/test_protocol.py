@@ -14,7 +14,14 @@ GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 
 
 async def application(scope, receive, send):
-    """Says "fine": at once, or a second later, or without an end."""
+    """Says "fine": at once, or a second later, or without an end; or, behind the body, which headers came."""
+    if scope["path"] == "/headers":
+        while (await receive())["more_body"]:
+            pass
+        names = b",".join(name for name, _ in scope["headers"])
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"<%b>" % names})
+        return
     if scope["path"] == "/slow":
         await asyncio.sleep(1)
     await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -94,3 +101,24 @@ async def test_an_idle_connection_outlives_the_limit_of_a_head(port):
     writer.write(GET)
     await asyncio.wait_for(reader.readuntil(b"HTTP/1.1 200 "), 5)
     writer.close()
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        pytest.param(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n", b"xx", id="a body behind its answer"),
+        pytest.param(GET, b"\r\n", id="an empty line between two requests"),
+        pytest.param(GET, b"", id="nothing"),
+    ],
+)
+async def test_a_connection_without_a_further_request_is_closed(start, answer_to, first, then):
+    http = GuardedProtocol.within(Limits(head_timeout_s=30, head_bytes=HEAD_BYTES))
+    config = uvicorn.Config(application, http=http, ws="none", lifespan="off", log_config=None, timeout_keep_alive=1)
+    answer = await answer_to(await start(uvicorn.Server(config)), first, then)
+    assert answer.endswith(b"fine\r\n0\r\n\r\n")
+
+
+async def test_trailers_are_no_headers(port, answer_to):
+    head = b"POST /headers HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n"
+    answer = await answer_to(port, head, b"1\r\nx\r\n0\r\n", b"authorization: Bearer stolen\r\n\r\n")
+    assert b"<host,transfer-encoding,connection>" in answer

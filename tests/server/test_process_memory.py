@@ -106,9 +106,11 @@ def test_what_the_user_froze_stays_frozen() -> None:
     own = Knot()
     gc.freeze()
     try:
+        later = Knot()
         with frozen_heap():
             pass
         # The count of what is frozen would not do: every such object that dies, whoever had it, lowers it.
         assert not any(each is own for each in gc.get_objects())
+        assert any(each is later for each in gc.get_objects()), "nothing more is left frozen"
     finally:
         gc.unfreeze()

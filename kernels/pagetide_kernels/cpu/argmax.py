@@ -46,7 +46,7 @@ def screened_argmax(x: torch.Tensor, weight: torch.Tensor, screen: tuple[torch.T
 
 def _call(name: str, x: torch.Tensor, weights: Sequence[torch.Tensor], rows: int) -> Largest:
     m, k = x.shape
-    places, values = torch.empty(m, dtype=torch.int64), torch.empty(m)
+    places, values = torch.empty(m, dtype=torch.int64), torch.empty(m, dtype=torch.float32)
     sizes = (ctypes.c_int64 * 4)(m, rows, k, x.stride(0))
     pointers = [t.data_ptr() for t in (x, *weights, places, values)]
     if _function(name, len(weights))(*pointers, sizes, torch.get_num_threads()):

@@ -55,7 +55,7 @@ def attend(
     if rows.stride(2) != 1:
         rows = rows.contiguous()
     tables = [t.contiguous() for t in (block_tables, context_lens, query_starts)]
-    out = torch.empty(*query.shape[:2], value_cache.shape[3])
+    out = torch.empty(*query.shape[:2], value_cache.shape[3], dtype=torch.float32)
     blocks, block_size, kv_heads, key_dim = key_cache.shape
     sizes = (ctypes.c_int64 * 12)(
         len(context_lens),

@@ -122,7 +122,7 @@ class DecoderLayers:
         check("block_tables", block_tables, sequences, block_tables.shape[-1], dtype=torch.int32)
         check("context_lens", context_lens, sequences, dtype=torch.int32)
         check("query_starts", query_starts, sequences + 1, dtype=torch.int32)
-        out = torch.empty(len(rows), self._size)
+        out = torch.empty(len(rows), self._size, dtype=torch.float32)
         pointers = (t.data_ptr() for t in (hidden, out, angles, slots, rows, block_tables, context_lens, query_starts))
         sizes = tokens, len(rows), angles.stride(0), sequences, block_tables.shape[1], torch.get_num_threads()
         failed = _function()(self._network, _Step(*pointers, *sizes), self._space)

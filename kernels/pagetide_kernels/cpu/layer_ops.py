@@ -38,7 +38,7 @@ def rms_norm(hidden: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Te
     m, n = hidden.shape
     check("hidden", hidden, m, n)
     check("weight", weight, n)
-    out = torch.empty(m, n)
+    out = torch.empty(m, n, dtype=torch.float32)
     _function("rms_norm")(hidden.data_ptr(), weight.data_ptr(), out.data_ptr(), m, n, eps, torch.get_num_threads())
     return out
 
@@ -85,7 +85,7 @@ def gated(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
     check("gate_up", gate_up, m, 2 * n)
     if activation not in ("silu", "gelu_tanh"):
         raise ValueError(f"activation must be silu or gelu_tanh, not {activation!r}")
-    out = torch.empty(m, n)
+    out = torch.empty(m, n, dtype=torch.float32)
     is_gelu = int(activation == "gelu_tanh")
     _function("gated")(gate_up.data_ptr(), out.data_ptr(), m, n, is_gelu, torch.get_num_threads())
     return out

@@ -68,7 +68,7 @@ def quantize(
     """
     padded = -(-rows // panel_rows()) * panel_rows()
     width, groups = (_of_columns(name, columns) for name in ("padded", "groups"))
-    packed, scales = torch.empty(padded * width, dtype=torch.uint8), torch.empty(padded * groups)
+    packed, scales = torch.empty(padded * width, dtype=torch.uint8), torch.empty(padded * groups, dtype=torch.float32)
     step = panel_rows() * _PIECE_PANELS
     for first in range(0, rows, step):
         piece = piece_of(first, min(rows, first + step))
@@ -85,7 +85,7 @@ def linear(
 ) -> torch.Tensor:
     """x [m, k] float32 with contiguous rows, `weight` from `pack` or `quantize` -> [m, rows]"""
     m, k = x.shape
-    out = torch.empty(m, rows)
+    out = torch.empty(m, rows, dtype=torch.float32)
     sizes = (_I64 * 5)(m, rows, k, x.stride(0), rows)
     ends = (bias.data_ptr() if bias is not None else None, out.data_ptr(), sizes, torch.get_num_threads())
     if scales is None:
@@ -105,7 +105,7 @@ def look_up(
     Raises:
         IndexError: there is no such row.
     """
-    out = torch.empty(len(ids), columns)
+    out = torch.empty(len(ids), columns, dtype=torch.float32)
     ends = (rows, columns, ids.data_ptr(), len(ids), out.data_ptr(), torch.get_num_threads())
     if scales is None:
         failed = _function("look_up", build.DTYPE_NAMES[weight.dtype])(weight.data_ptr(), *ends)

@@ -56,7 +56,7 @@ def sample(
         check("tables", table, len(table), dtype=torch.int32)
         if rows and not 0 <= int(start.min()) <= int(start.max()) <= len(table) - vocabulary:
             raise ValueError(f"starts must leave {vocabulary} numbers of tables of {len(table)}")
-    places, values = torch.empty(rows, dtype=torch.int64), torch.empty(rows)
+    places, values = torch.empty(rows, dtype=torch.int64), torch.empty(rows, dtype=torch.float32)
     sizes = (ctypes.c_int64 * 3)(rows, vocabulary, logits.stride(0))
     pointers = [t.data_ptr() for t in (shapes, top_k, first, second, starts, places, values)]
     if _function()(logits.data_ptr(), sizes, *pointers, torch.get_num_threads()):

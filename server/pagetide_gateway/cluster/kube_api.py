@@ -63,7 +63,7 @@ class KubeApi:
         timeout = aiohttp.ClientTimeout(total=WATCH_S + _MARGIN_S, sock_connect=TIMEOUT_S)
         try:
             async with self._session.get(
-                self._config.server + path, params=query, headers=self._headers(), timeout=timeout
+                self._config.server + path, params=query, headers=await self._headers(), timeout=timeout
             ) as response:
                 await _check(response)
                 async for line in _lines(response.content):
@@ -77,7 +77,7 @@ class KubeApi:
             async with (
                 asyncio.timeout(TIMEOUT_S),
                 self._session.request(
-                    method, self._config.server + path, params=query, data=data, headers=self._headers()
+                    method, self._config.server + path, params=query, data=data, headers=await self._headers()
                 ) as response,
             ):
                 await _check(response)
@@ -85,8 +85,9 @@ class KubeApi:
         except (aiohttp.ClientError, TimeoutError, OSError, msgspec.DecodeError) as error:
             raise KubeError(0, str(error) or type(error).__name__) from error
 
-    def _headers(self) -> dict[str, str]:
-        token = self._config.token()
+    async def _headers(self) -> dict[str, str]:
+        # In a thread: a kubeconfig may name a program that logs in.
+        token = await asyncio.to_thread(self._config.token)
         identity = {"authorization": f"Bearer {token}"} if token else {}
         return {"accept": "application/json", "content-type": "application/merge-patch+json", **identity}
 

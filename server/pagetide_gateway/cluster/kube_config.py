@@ -63,13 +63,16 @@ def _from_kubeconfig(paths: str) -> KubeConfig:
         problem = "needs the official client: install the extra `operator`, or give --service"
         raise SettingError("KUBECONFIG", paths, problem) from None
     found = kubernetes.client.Configuration()
+    found.proxy = None  # it begins with the environment's, and aiohttp is not to use that one, either
     try:
         kubernetes.config.load_kube_config(paths, client_configuration=found, persist_config=False)
         if found.proxy or found.tls_server_name:
             raise ValueError("proxy-url and tls-server-name are not supported")
         tls = _tls(found) if found.host.startswith("https") else None
     except Exception as error:  # noqa: BLE001 - files, YAML, certificates, logins: the client lets all errors through
-        raise SettingError("KUBECONFIG", paths, f"cannot be used: {_first_line(error)}") from None
+        is_partial = isinstance(error, (AttributeError, KeyError, TypeError))
+        problem = "is not a complete kubeconfig" if is_partial else "cannot be used"
+        raise SettingError("KUBECONFIG", paths, f"{problem}: {_first_line(error)}") from None
     return KubeConfig(found.host.rstrip("/"), tls, lambda: _token(found), paths)
 
 

@@ -102,7 +102,7 @@ class EngineCore:
         """
         started = time.monotonic()
         outputs = self._admit_compiled()
-        if self._in_flight is not None and not self._scheduler.can_run_ahead():
+        if self._in_flight is not None and not self._scheduler.can_schedule_ahead():
             outputs += self._finish_in_flight()
         step = self._scheduler.schedule()
         for leader in step.started:
@@ -184,8 +184,8 @@ class EngineCore:
 
     def _finish_in_flight(self) -> list[SequenceOutput]:
         """Wait for the step under way, if there is one, and settle it."""
-        flight, self._in_flight = self._in_flight, None
-        return [] if flight is None else self._settle(flight.step, flight.sequences, flight.wait())
+        last, self._in_flight = self._in_flight, None
+        return [] if last is None else self._settle(last.step, last.sequences, last.wait())
 
     def _settle(self, step: Step, sequences: list[Sequence], chosen: Sampled) -> list[SequenceOutput]:
         outputs = self._fail_all([(sequences[row], error) for row, error in chosen.errors.items()])

@@ -26,7 +26,7 @@ def check(config: SchedulerConfig, queues: Queues, tables: BlockTables) -> None:
         (queues.swapped, Status.SWAPPED),
     ):
         _check_queue(line, status)
-    assert set(queues.never_scheduled) <= set(queues.waiting), "a fresh request does not wait"
+    assert set(queues.never_scheduled) <= set(queues.waiting), "a request that was never scheduled does not wait"
     assert queues.slots == sum(s.slots for s in queues.running) <= config.max_num_seqs, "slots are miscounted"
     tables.device.check_integrity(s.blocks for s in everybody)
     tables.host.check_integrity(s.host_blocks for s in everybody)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .in_flight_prefixes import InFlightPrefixes
 from .limits import SchedulerConfig
-from .preemption import Joining, count_victims, owed
+from .preemption import Joining, count_preempted, owed
 from .queues import Queues
 from .sequence import Row, Sequence, Status, Step
 from .tables import BlockTables
@@ -36,7 +36,7 @@ class StepPlan:
         self.step = Step()
         self.prompts: list[Row] = []
         self.forking: list[Row] = []
-        self.filling = InFlightPrefixes(self.prompts, tables)
+        self.in_flight_prefixes = InFlightPrefixes(self.prompts, tables)
         # Tokens left for prompts and new requests; tokens set aside for decodes.
         self.budget = config.max_num_batched_tokens
         self.decode_budget = 0
@@ -176,8 +176,8 @@ class StepPlan:
         better, running = self.queues.next_up, self.queues.running.items
         if better is None or not running or running[-1].priority <= better.priority:
             return
-        victims = count_victims(better, running, self.tables, self._has_room)
-        for _ in range(victims):
+        preempted = count_preempted(better, running, self.tables, self._has_room)
+        for _ in range(preempted):
             self.favoured = better
             self._preempt(running[-1])
 
@@ -203,7 +203,7 @@ class StepPlan:
             join = Joining.of(sequence, hits, self.tables)
             if not self._has_room(join, self.promised, running=len(self.queues.running)):
                 return
-            if self.filling.holds_next(sequence, len(hits)):
+            if self.in_flight_prefixes.holds_next(sequence, len(hits)):
                 return
             start = len(hits) * self.config.block_size
             count = self._share(sequence, sequence.computed if sequence.status is Status.SWAPPED else start)

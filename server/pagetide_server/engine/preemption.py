@@ -54,24 +54,24 @@ def nobody_gives_way(queues: Queues, tables: BlockTables) -> bool:
     return available >= plenty or available >= sum(due(s, tables) for s in running)
 
 
-def count_victims(better: Sequence, running: list[Sequence], tables: BlockTables, has_room: Room) -> int:
+def count_preempted(better: Sequence, running: list[Sequence], tables: BlockTables, has_room: Room) -> int:
     """How many sequences at the end of `running` must go for `better` to join.
 
     Only those of a worse priority may. 0 if none need go, or if all of them are not enough.
     """
     promised = sum(due(s, tables) for s in running)
-    slots, blocks, victims, held = 0, 0, 0, collections.Counter[int]()
+    slots, blocks, preempted, held = 0, 0, 0, collections.Counter[int]()
     # What it finds in the cache it shares with the preempted ones: their leaving frees nothing for it.
     hits = tables.match(better)
     shared, join = set(hits), Joining.of(better, hits, tables)
-    while not has_room(join, promised, slots, blocks, len(running) - victims):
-        victim = running[-1 - victims] if victims < len(running) else None
-        if victim is None or victim.priority <= better.priority:
+    while not has_room(join, promised, slots, blocks, len(running) - preempted):
+        candidate = running[-1 - preempted] if preempted < len(running) else None
+        if candidate is None or candidate.priority <= better.priority:
             return 0
-        victims += 1
-        slots += victim.slots
-        promised -= due(victim, tables)
+        preempted += 1
+        slots += candidate.slots
+        promised -= due(candidate, tables)
         # Answers of one request share blocks: these are free once all that hold them have gone.
-        held.update(victim.blocks)
-        blocks += sum(held[b] == tables.device.refs[b] and b not in shared for b in victim.blocks)
-    return victims
+        held.update(candidate.blocks)
+        blocks += sum(held[b] == tables.device.refs[b] and b not in shared for b in candidate.blocks)
+    return preempted

@@ -49,8 +49,8 @@ class Queues:
     """All sequences that have not ended.
 
     Attributes:
-        fresh: leading sequences of requests that were never scheduled, in the order in which they were admitted
-            (all are in `waiting`).
+        never_scheduled: leading sequences of such requests, in the order in which they were admitted (all are in
+            `waiting`).
         requests: the unfinished sequences of each request, also those that wait for the prompt to be computed.
         slots: slots of the running batch that are taken or kept.
     """

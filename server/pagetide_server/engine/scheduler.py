@@ -7,7 +7,7 @@
 Where the tokens of a step are long in coming, the next one can be planned and begun before they are known:
 
     scheduler.advance(step)
-    if scheduler.can_run_ahead(): following = scheduler.schedule()
+    if scheduler.can_schedule_ahead(): following = scheduler.schedule()
     settled = scheduler.settle(step, token_ids)
     scheduler.advance(following)
 
@@ -164,7 +164,7 @@ class Scheduler:
         return bool(self._queues.requests)
 
     def schedule(self) -> Step:
-        """Plan the next step; the previous one has been settled, or counted where `can_run_ahead`.
+        """Plan the next step; the previous one has been settled, or counted where `can_schedule_ahead`.
 
         Sequences that will end with a token on its way have no part in it, so that it may be empty in the latter case.
         """
@@ -182,7 +182,7 @@ class Scheduler:
         """
         settling.advance(step, self._tables)
 
-    def can_run_ahead(self) -> bool:
+    def can_schedule_ahead(self) -> bool:
         """Whether `schedule` may plan the next step before the tokens of the one counted last are known.
 
         It may if no sequence will be preempted, for a token must reach its sequence where it is. A sequence that turns

@@ -190,14 +190,14 @@ def start(launch: Launch, channel: Channel) -> Core:
         raise EngineFailed(f"{type(error).__name__}: {error}", EXIT_START) from error
 
 
-def serve(core: Core, channel: Channel, heart: Callable[[Loop], HeartbeatThread]) -> None:
+def serve(core: Core, channel: Channel, heartbeat: Callable[[Loop], HeartbeatThread]) -> None:
     """Run the loop to its end.
 
     Raises:
         EngineFailed: a step failed.
     """
     loop = Loop(core, channel)
-    heart(loop).start()
+    heartbeat(loop).start()
     # What is loaded lives as long as the process: a garbage collection that walks it all would only delay a step.
     gc.freeze()
     try:

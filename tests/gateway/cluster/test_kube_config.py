@@ -48,6 +48,14 @@ print(json.dumps({{"apiVersion": "client.authentication.k8s.io/v1", "kind": "Exe
     assert first != second
 
 
+def test_a_proxy_of_the_environment_is_not_one_of_the_kubeconfig(tmp_path, monkeypatch):
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    path = tmp_path / "config"
+    path.write_text(KUBECONFIG)
+    assert load({"KUBECONFIG": str(path)}, tmp_path).token() == "tok"
+
+
 def test_several_files_are_merged(tmp_path):
     (tmp_path / "users").write_text("users: [{name: u, user: {token: merged}}]\n")
     (tmp_path / "rest").write_text(KUBECONFIG.replace("users: [{name: u, user: {token: tok}}]", "users: []"))
@@ -71,7 +79,7 @@ def test_without_the_official_client_the_way_out_is_said(tmp_path, monkeypatch):
         pytest.param(
             KUBECONFIG.replace("{server:", "{proxy-url: http://p, server:"), "proxy-url .* not supported", id="a proxy"
         ),
-        pytest.param("[]", "cannot be used", id="a list"),
+        pytest.param("[]", "not a complete", id="a list"),
         pytest.param(
             KUBECONFIG.replace('server: "http', 'certificate-authority: nowhere, server: "https'),
             "nowhere",

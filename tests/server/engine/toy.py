@@ -164,12 +164,12 @@ class AheadEngine(ToyEngine):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.flight: tuple[Step, list[int]] | None = None
+        self.in_flight: tuple[Step, list[int]] | None = None
         self.begun_ahead = 0
 
     def step(self) -> Step:
         step = self.plan()
-        self.begun_ahead += self.flight is not None and bool(step.rows)
+        self.begun_ahead += self.in_flight is not None and bool(step.rows)
         tokens = self.memory.execute(step)
         self.land()
         if any(row.sequence.is_scored for row in step.rows):
@@ -177,14 +177,14 @@ class AheadEngine(ToyEngine):
         else:
             self.scheduler.advance(step)
             self.scheduler.check_integrity()
-            self.flight = step, tokens
+            self.in_flight = step, tokens
             self.memory.device_tokens = dict(zip(step.sampling(), tokens, strict=True))
         return step
 
     def plan(self) -> Step:
-        if self.flight is None:
+        if self.in_flight is None:
             return super().plan()
-        if not self.scheduler.can_run_ahead():
+        if not self.scheduler.can_schedule_ahead():
             self.land()
             return super().plan() if self.scheduler.has_work() else Step()
         step = self.scheduler.schedule()
@@ -195,9 +195,9 @@ class AheadEngine(ToyEngine):
 
     def land(self) -> None:
         """Settle the step whose tokens are on their way."""
-        if self.flight is not None:
-            flight, self.flight, self.memory.device_tokens = self.flight, None, {}
-            super().settle(*flight)
+        if self.in_flight is not None:
+            last, self.in_flight, self.memory.device_tokens = self.in_flight, None, {}
+            super().settle(*last)
 
     def settle(self, step: Step, token_ids: list[int]) -> list[Settled]:
         self.land()

@@ -171,10 +171,12 @@ def test_more_than_activations_leave_is_refused(memory: Memory, problem: str) ->
 
 def test_cache_and_swap_space_share_a_cpus_memory(loaded_tiny: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "available_bytes", lambda: GIB)
-    blocks, swap = kv_blocks(EngineConfig(kv_cache_memory_gib=0.75), loaded_tiny("llama"))
+    config, loaded = EngineConfig(kv_cache_memory_gib=0.75), loaded_tiny("llama")
+    blocks, swap = kv_blocks(config, loaded)
     assert blocks == 0.75 * GIB // 6144
-    # Activations are estimated to take 37 MiB.
-    assert swap == pytest.approx((GIB - 37 * 2**20 - blocks * 6144) * 0.2 / 6144, rel=0.01)
+    limits = batch_limits(config, loaded.device, loaded.max_model_len)
+    held = estimated_activations(loaded.hf_config, loaded.vocab_size, limits, loaded.dtype, on_gpu=False)
+    assert swap == int((GIB - held - blocks * 6144) * 0.2) // 6144
 
 
 def test_following_the_advice_gives_room(loaded_tiny: Load, monkeypatch: pytest.MonkeyPatch) -> None:

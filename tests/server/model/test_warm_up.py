@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from pagetide_server.engine.sampling.kernel import KernelDrawer
+from pagetide_server.engine.sampling.kernel import KernelSampler
 from pagetide_server.engine.sampling.sampler import Sampler
 from pagetide_server.model.loader import LoadedModel
 from pagetide_server.warm_up import first_steps, warm_up
@@ -47,7 +47,7 @@ def test_all_forms_are_met(
     watch(paged_attention, "attend", lambda query, k, v, tables, lengths, starts, most, longest, *others: (
         "attention", len(query) >= many * len(lengths), most == 1 and longest > paged_attention.SPLIT))  # fmt: skip
     watch(move_blocks, "move_blocks", lambda *args: "copies")
-    watch(KernelDrawer, "launch", lambda *args: "drawing")
+    watch(KernelSampler, "launch", lambda *args: "drawing")
     warm_up(runner, Sampler(loaded.vocab_size, loaded.device), 2000)
     attention = {("attention", True, False), ("attention", False, False), ("attention", False, True)}
     assert met == {*attention, "copies", "drawing"}

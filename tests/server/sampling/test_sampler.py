@@ -219,7 +219,7 @@ def drawn(sampler: Sampler, rows: list[Sequence]) -> list[int]:
 def test_all_ways_draw_the_same(make: MakeSequence, monkeypatch: pytest.MonkeyPatch, spread: float) -> None:
     rows = [make([1, 2, 3], [5] * position, **params) for params in MIXED for position in range(8)]
     logits, found = random_logits(len(rows), spread=spread), []
-    for name in ("auto", "torch"):
+    for name in ("cpp", "torch"):  # without a compiler the fixture `kernels` skips the one of them
         monkeypatch.setenv(dispatch.VARIABLE, name)
         found.append(Sampler(VOCABULARY, "cpu", seed=0).sample(logits.clone(), rows))
     assert found[0] == found[1]

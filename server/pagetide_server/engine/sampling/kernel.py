@@ -37,7 +37,7 @@ def sample_rows(logits: torch.Tensor, sequences: list[Sequence], noise: Noise) -
     return tokens.tolist(), tops.tolist()
 
 
-class KernelDrawer:
+class KernelSampler:
     """Samples the tokens of one engine's steps, like `distribution.MultinomialSampler`."""
 
     def __init__(self, noise: Noise) -> None:

@@ -14,7 +14,7 @@ from ..faults import RequestFault
 from ..sequence import Sequence
 from .argmax import argmax
 from .distribution import Draw, MultinomialSampler, is_greedy
-from .kernel import KernelDrawer, sample_rows
+from .kernel import KernelSampler, sample_rows
 from .launched import Choosing, Chosen
 from .lazy import LazyLogits
 from .logprobs import token_logprobs
@@ -48,7 +48,7 @@ class Sampler:
         self._device = torch.device(device)
         self._noise = Noise(vocab_size, self._device, seed)
         self._ops = choose(self._device).name
-        self._kernel = KernelDrawer(self._noise) if self._ops == "triton" else None
+        self._kernel = KernelSampler(self._noise) if self._ops == "triton" else None
         self._multinomial = self._kernel or MultinomialSampler(vocab_size, self._device, self._noise)
 
     def warm_up(self) -> None:
