@@ -116,4 +116,4 @@ def _for_cpu(wanted: str) -> Choice:
         if wanted == "cpp":
             raise KernelChoiceError(wanted, f"the C++ ops cannot be built: {error}") from error
         return Choice("torch", f"the C++ ops cannot be built: {error}")
-    return Choice("cpp", "matrix products, attention, drawing and known decoder layers in C++, the rest by torch")
+    return Choice("cpp", "matrix products, attention, sampling and known decoder layers in C++, the rest by torch")
