@@ -7,6 +7,7 @@ is one call from the socket through the HTTP parser to the reader of events.
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 import time
 from collections.abc import Callable, Mapping
@@ -90,11 +91,19 @@ class Client:
         return None
 
     async def _connect(self) -> _Connection:
-        loop = asyncio.get_running_loop()
-        _, connection = await loop.create_connection(
-            lambda: _Connection(self._idle.append), self._host, self._port, ssl=self._ssl
-        )
-        return connection
+        """To the first of the host's addresses that answers; where none does, the error of the last one."""
+        loop, problem = asyncio.get_running_loop(), OSError(f"{self._host} has no address")
+        name = self._host if self._ssl else None
+        for *_, address in await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM):
+            try:
+                _, connection = await loop.create_connection(
+                    lambda: _Connection(self._idle.append), *address[:2], ssl=self._ssl, server_hostname=name
+                )
+            except OSError as error:
+                problem = error
+            else:
+                return connection
+        raise problem
 
     def close(self) -> None:
         """Close the idle connections."""

@@ -66,7 +66,7 @@ class OpenRequest:
         """(leading positions of the row to skip, the tokens behind the others) for the log probabilities still missing.
 
         A prompt that was preempted is computed once more, in other pieces: what is known of its log probabilities is
-            not computed twice.
+        not computed twice.
         """
         sequence = row.sequence
         if self._scored is None:
