@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import weakref
+from collections.abc import Iterator
 
 import pytest
 
@@ -78,6 +79,14 @@ def test_huge_pages(stated: str | None, found: str, monkeypatch: pytest.MonkeyPa
     assert os.environ["THP_MEM_ALLOC_ENABLE"] == found
 
 
+@pytest.fixture
+def thawed() -> Iterator[None]:
+    """Nothing is frozen at first, whatever ran in this process before: a server freezes what is there, for good."""
+    gc.unfreeze()
+    yield
+    gc.unfreeze()
+
+
 class Knot:
     """Refers to itself, so that only the garbage collector frees it."""
 
@@ -85,11 +94,11 @@ class Knot:
         self.own = self
 
 
-def test_a_frozen_heap_is_not_walked_and_thaws_again() -> None:
+def test_a_frozen_heap_is_not_walked_and_thaws_again(thawed: None) -> None:
     knot = Knot()
     before = weakref.ref(knot)
     with contextlib.suppress(KeyError), frozen_heap():
-        del knot  # not sooner: a collection of the interpreter's own choice could free it before the heap is frozen
+        del knot  # not sooner: until then it must not die
         within = weakref.ref(Knot())
         gc.collect()
         seen = within(), before()
@@ -102,15 +111,12 @@ def test_a_frozen_heap_is_not_walked_and_thaws_again() -> None:
     assert before() is None
 
 
-def test_what_the_user_froze_stays_frozen() -> None:
+def test_what_the_user_froze_stays_frozen(thawed: None) -> None:
     own = Knot()
     gc.freeze()
-    try:
-        later = Knot()
-        with frozen_heap():
-            pass
-        # The count of what is frozen would not do: every such object that dies, whoever had it, lowers it.
-        assert not any(each is own for each in gc.get_objects())
-        assert any(each is later for each in gc.get_objects()), "nothing more is left frozen"
-    finally:
-        gc.unfreeze()
+    later = Knot()
+    with frozen_heap():
+        pass
+    # The count of what is frozen would not do: every such object that dies, whoever had it, lowers it.
+    assert not any(each is own for each in gc.get_objects())
+    assert any(each is later for each in gc.get_objects()), "nothing more is left frozen"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures as futures
 import contextlib
+import gc
 import os
 import pty
 import re
@@ -281,6 +282,7 @@ async def test_a_server_whose_http_side_ends_does_not_live_on(tiny_model, monkey
     async with asyncio.timeout(20):
         with listen("127.0.0.1", 0) as listener:
             assert await server.run(listener) == 1
+        gc.unfreeze()  # what it froze for the rest of its process, which is this one
 
 
 def run(*arguments, **env):
