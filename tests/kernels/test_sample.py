@@ -14,24 +14,14 @@ from pagetide_kernels.cpu import build
 from pagetide_kernels.cpu.sample import sample
 from pagetide_kernels.reference.sample import sample as reference
 
+from .sampling_rows import ROWS
+
 pytestmark = [
     pytest.mark.usefixtures("poisoned"),
     pytest.mark.skipif(not any(map(shutil.which, build.COMPILERS)), reason="no C++ compiler"),
 ]
 
 NAN, INF = float("nan"), float("inf")
-# temperature, top_k, top_p, min_p
-ROWS = [
-    (0.7, 0, 1.0, 0.0),
-    (1.0, 5, 1.0, 0.0),
-    (1.0, 1, 0.9, 0.0),
-    (1.5, 0, 0.8, 0.0),
-    (1.0, 9, 0.7, 0.01),
-    (1.0, 0, 0.0, 0.1),
-    (2.0, 300, 0.95, 0.0),
-    (0.01, 0, 0.5, 0.0),
-    (30.0, 6000, 0.3, 0.0),
-]
 VOCABULARIES = [1, 3, 203, 256, 1000, 5003]
 
 

@@ -21,6 +21,8 @@ from pagetide_kernels.reference.rms_norm import rms_norm as rms_norm_reference
 from pagetide_kernels.reference.rotary import rotate
 from pagetide_kernels.reference.sample import sample as sample_reference
 
+from .sampling_rows import ROWS
+
 pytestmark = [pytest.mark.usefixtures("poisoned"), pytest.mark.filterwarnings("ignore:overflow encountered in exp")]
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 # The interpreter cuts bfloat16 off instead of rounding it.
@@ -159,14 +161,7 @@ def test_draws_what_sorting_would(
 ) -> None:
     monkeypatch.setattr(sampling, "BLOCK", 128)
     torch.manual_seed(3 + ties)
-    rows = [
-        (0.7, 0, 1.0, 0.0),
-        (1.0, 5, 1.0, 0.0),
-        (1.0, 1, 0.9, 0.0),
-        (1.5, 0, 0.8, 0.0),
-        (1.0, 9, 0.7, 0.01),
-        (1.0, 0, 0.0, 0.1),
-    ]
+    rows = ROWS[:6]
     logits = torch.randn(len(rows), vocabulary, device=device) * 2
     logits = logits.round() if ties else logits
     logits[:, 7:9] = float("-inf")

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
 
 from pagetide_server.model import memory
-from pagetide_server.model.host_memory import available_bytes
-from pagetide_server.model.limits import BatchLimits, batch_limits
+from pagetide_server.model.limits import batch_limits
 from pagetide_server.model.loader import LoadedModel
 from pagetide_server.model.memory import (
     Memory,
@@ -25,8 +21,7 @@ from pagetide_server.model.memory import (
     swap_blocks,
 )
 from pagetide_server.model.network import Layer
-from pagetide_server.model.profile import estimated_activations, greatest_step
-from pagetide_server.model.runner import Runner
+from pagetide_server.model.profile import estimated_activations
 from pagetide_spec.config import EngineConfig
 from pagetide_spec.errors import SettingError
 
@@ -246,122 +241,3 @@ def test_swap_blocks(asked: float, available: int, on_gpu: bool, blocks: int) ->
 def test_pinned_swap_space_beyond_the_host_is_refused() -> None:
     with pytest.raises(SettingError, match=r"swap_space_gib: 8\.0: .*at most 2\.0"):
         swap_blocks(EngineConfig(swap_space_gib=8.0), 1 << 20, 4 * GIB, on_gpu=True)
-
-
-@pytest.mark.parametrize(
-    ("seqs", "tokens", "window", "counts"),
-    [
-        pytest.param(4, 100, 512, [1, 1, 1, 97], id="one long prompt beside decodes"),
-        pytest.param(3, 100, 40, [20, 40, 40], id="prompts as long as the window"),
-        pytest.param(8, 5, 512, [1, 1, 1, 1, 1], id="fewer tokens than sequences"),
-        pytest.param(2, 100, 10, [10, 10], id="windows too short for all tokens"),
-    ],
-)
-def test_the_greatest_step(seqs: int, tokens: int, window: int, counts: list[int]) -> None:
-    step, blocks = greatest_step(BatchLimits(seqs, tokens), window, 16)
-    assert [row.count for row in step.rows] == counts
-    assert len(step.sampling()) == len(counts)
-    # Attention gathers all that lies before a row.
-    assert {row.start + row.count for row in step.rows} == {window}
-    assert max(block for row in step.rows for block in row.sequence.blocks) < blocks
-
-
-def test_the_greatest_step_of_a_long_window_needs_few_blocks() -> None:
-    step, blocks = greatest_step(BatchLimits(256, 8192), 131_072, 16)
-    assert max(row.start + row.count for row in step.rows) == 131_072
-    assert blocks <= 64
-
-
-def test_the_greatest_step_runs(loaded_tiny: Load) -> None:
-    loaded = loaded_tiny("qwen2-sliding")
-    step, blocks = greatest_step(BatchLimits(5, 70), loaded.max_model_len, 16)
-    logits = Runner(loaded, blocks, 0, 16).execute(step)
-    assert logits.written().shape == (5, loaded.vocab_size)
-
-
-def write(root: Path, files: dict[str, str]) -> None:
-    for name, text in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-
-
-MEMINFO = {"proc/meminfo": "MemTotal: 9000 kB\nMemAvailable:    8000 kB\n"}
-V2 = "sys/fs/cgroup"
-
-
-@pytest.mark.parametrize(
-    ("files", "expected"),
-    [
-        pytest.param({}, 8_192_000, id="no control groups"),
-        pytest.param(
-            {
-                "proc/self/cgroup": "0::/\n",
-                f"{V2}/memory.max": "1000000\n",
-                f"{V2}/memory.current": "600000\n",
-                f"{V2}/memory.stat": "anon 5\ninactive_file 100000\n",
-            },
-            500_000,
-            id="a container's limit, less what it holds, file pages aside",
-        ),
-        pytest.param(
-            {"proc/self/cgroup": "0::/\n", f"{V2}/memory.max": "max\n", f"{V2}/memory.current": "600000\n"},
-            8_192_000,
-            id="a group without a limit",
-        ),
-        pytest.param(
-            {
-                "proc/self/cgroup": "0::/outer/inner\n",
-                f"{V2}/outer/memory.max": "700000",
-                f"{V2}/outer/memory.current": "600000",
-                f"{V2}/outer/inner/memory.max": "900000",
-                f"{V2}/outer/inner/memory.current": "100000",
-            },
-            100_000,
-            id="the tightest of nested groups",
-        ),
-        pytest.param(
-            {
-                "proc/self/cgroup": "4:cpu:/x\n9:memory:/pod\n",
-                f"{V2}/memory/pod/memory.limit_in_bytes": "500000",
-                f"{V2}/memory/pod/memory.usage_in_bytes": "200000",
-                f"{V2}/memory/memory.limit_in_bytes": "9223372036854771712",
-                f"{V2}/memory/memory.usage_in_bytes": "1",
-            },
-            300_000,
-            id="version 1 of control groups",
-        ),
-        pytest.param(
-            {
-                "proc/self/cgroup": "0::/\n",
-                f"{V2}/memory.max": "500000",
-                f"{V2}/memory.current": "600000",
-            },
-            0,
-            id="more in use than allowed",
-        ),
-    ],
-)
-def test_available_memory(files: dict[str, str], expected: int, tmp_path: Path) -> None:
-    write(tmp_path, MEMINFO | files)
-    assert available_bytes(tmp_path) == expected
-
-
-def test_a_limit_of_addresses_counts() -> None:
-    """As `ulimit -v` sets it; torch would find out when the cache is to be taken."""
-    script = """
-import resource
-from pagetide_server.model.host_memory import available_bytes
-before = available_bytes()
-pages = int(open("/proc/self/statm").read().split()[0])
-limit = pages * resource.getpagesize() + (512 << 20)
-resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-print(before, available_bytes())
-"""
-    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
-    before, after = map(int, said.stdout.split())
-    assert after <= 512 << 20 < before
-
-
-def test_available_memory_of_this_machine() -> None:
-    assert 0 < available_bytes() < 1 << 50
