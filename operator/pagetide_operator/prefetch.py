@@ -16,6 +16,7 @@ from pagetide_spec.names import (
     ANNOTATION_PREFETCHED,
     ANNOTATION_TEMPLATE_HASH,
     COMPONENT_PREFETCH,
+    CONTAINER_SERVER,
     FIELD_MANAGER,
     FLAG_DOWNLOAD_ONLY,
     LABEL_COMPONENT,
@@ -26,7 +27,7 @@ from pagetide_spec.names import (
 )
 
 from .desired.children import Platform, head
-from .desired.pod import CONTAINER, Manifest, cache_claim, digest, model_argument, pod_template
+from .desired.pod import Manifest, cache_claim, digest, model_argument, pod_template
 from .desired.version import NOTHING_TO_FETCH, Fetching, annotations_of, kept_template, noted_template
 from .verdicts.failures import Failure, pod_failures
 from .verdicts.status import PREFETCHING
@@ -128,7 +129,7 @@ def _template(service: InferenceService, platform: Platform) -> Manifest:
 
 
 def _container(template: Manifest) -> Manifest:
-    found: Manifest = next(c for c in template["spec"]["containers"] if c["name"] == CONTAINER)
+    found: Manifest = next(c for c in template["spec"]["containers"] if c["name"] == CONTAINER_SERVER)
     return found
 
 

@@ -34,7 +34,8 @@ class Limits:
     """What a connection may take.
 
     Attributes:
-        head_timeout_s: from the connection's begin, or the first byte of a later request, to the end of the head.
+        head_timeout_s: from the connection's begin, or the first byte of a later request, to the end of the head; and
+            for the rest of a body that nobody reads.
         head_bytes: of a head. The parser copies a growing header again with every piece of it that comes.
         write_timeout_s: a client that takes no byte of its answer for so long is taken to be gone.
     """
@@ -60,7 +61,7 @@ class GuardedProtocol(HttpToolsProtocol):
     """
 
     limits: Limits
-    _head_timer: asyncio.TimerHandle | None = None
+    _read_timer: asyncio.TimerHandle | None = None
     _head_bytes = 0
     _part = _Part.NOTHING
     # The request that is answered now; `cycle` is the newest one.
@@ -118,7 +119,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def _keep_alive(self) -> None:
         """Limit the time between two requests, where uvicorn does not: behind a body that came after its answer."""
         is_between = self._part is _Part.NOTHING and self.cycle is not None and self.cycle.response_complete
-        has_timer = self._head_timer is not None or self.timeout_keep_alive_task is not None
+        has_timer = self._read_timer is not None or self.timeout_keep_alive_task is not None
         if is_between and not has_timer and not self.transport.is_closing():
             self.timeout_keep_alive_task = self.loop.call_later(
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
@@ -138,7 +139,7 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._part is not _Part.BODY:
             if self._head_bytes > self.limits.head_bytes:
                 self._refuse(431, f"the request's head is larger than {self.limits.head_bytes} bytes")
-        elif self.cycle.response_complete and self._head_timer is None:
+        elif self.cycle.response_complete and self._read_timer is None:
             # The rest of a body that nobody reads, which may never come to its end.
             self._start_timer()
         return b""
@@ -147,7 +148,7 @@ class GuardedProtocol(HttpToolsProtocol):
         """The first byte of a request is there."""
         super().on_message_begin()
         self._part = _Part.HEAD
-        if self._head_timer is None:
+        if self._read_timer is None:
             self._start_timer()
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -213,15 +214,15 @@ class GuardedProtocol(HttpToolsProtocol):
         return "\r\n".join([*lines, "\r\n"]).encode() + body
 
     def _start_timer(self) -> None:
-        self._head_timer = self.loop.call_later(self.limits.head_timeout_s, self._time_out)
+        self._read_timer = self.loop.call_later(self.limits.head_timeout_s, self._time_out)
 
     def _stop_timer(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
+        if self._read_timer is not None:
+            self._read_timer.cancel()
+            self._read_timer = None
 
     def _time_out(self) -> None:
-        self._head_timer = None
+        self._read_timer = None
         if self.cycle is not None and not self.cycle.response_complete:
             # The answer to the request before is on its way. It is not to be cut.
             self._start_timer()

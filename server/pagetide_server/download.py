@@ -7,10 +7,11 @@ import sys
 
 from pagetide_spec.config import EngineConfig
 from pagetide_spec.errors import PagetideError, SettingError
+from pagetide_spec.names import EXIT_SETTING
 
 from .checkpoint.files import resolve
 from .text.tokenizer import Tokenizer
-from .wire.launch import EXIT_SETTING, EXIT_START
+from .wire.launch import EXIT_START
 
 log = logging.getLogger("pagetide")
 

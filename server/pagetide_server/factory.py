@@ -58,7 +58,8 @@ def create_core(
     if warm:
         compiler.warm_up()
         sampler.warm_up()
-    if async_scheduling(loaded):
+    schedules_ahead = async_scheduling(loaded)
+    if schedules_ahead:
         progress("compiling kernels", 0.0)
         warm_up(runner, sampler, limits.max_model_len)
     return EngineCore(
@@ -67,7 +68,7 @@ def create_core(
         sampler,
         compiler,
         ready,
-        async_scheduling=async_scheduling(loaded),
+        async_scheduling=schedules_ahead,
     )
 
 

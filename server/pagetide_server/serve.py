@@ -14,14 +14,13 @@ from pagetide_spec.config import EngineConfig
 from pagetide_spec.errors import SettingError
 from pagetide_spec.flags import add_flags, config_from, env_of, misspelt
 from pagetide_spec.logs import set_up_logging
-from pagetide_spec.names import FLAG_DOWNLOAD_ONLY
+from pagetide_spec.names import EXIT_SETTING, FLAG_DOWNLOAD_ONLY
 
 from .api.keys import read_keys
 from .api.server import Server
 from .api.sockets import listen
 from .checkpoint.files import locate, read_json
 from .download import download
-from .wire.launch import EXIT_SETTING
 
 log = logging.getLogger("pagetide")
 

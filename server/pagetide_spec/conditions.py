@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 
+from .names import CONTAINER_SERVER, EXIT_SETTING
+
 # Nothing new is made of such a service; the pods of its last valid version stay.
 INVALID = frozenset(("InvalidSpec", "InvalidName"))
-# A server exits with this code when its settings are wrong: starting it again cannot help.
-EXIT_WRONG_SETTING = 2
-_WRONG_SETTING = re.compile(rf"container \S+ ended with exit code {EXIT_WRONG_SETTING}\b")
+_WRONG_SETTING = re.compile(rf"container {CONTAINER_SERVER} ended with exit code {EXIT_SETTING}\b")
 
 
 def crash_text(container: str, exit_code: object, last_words: str = "") -> str:

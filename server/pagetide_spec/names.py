@@ -82,3 +82,8 @@ def headless_name(service: str) -> str:
 
 # What is appended to a service's name for its longest-named child limits the name itself.
 MAX_SERVICE_NAME_LENGTH = MAX_NAME_LENGTH - len(headless_name(""))
+
+# With this code every program exits whose settings are wrong: starting it again cannot help.
+EXIT_SETTING = 2
+# Of the container in which the server runs.
+CONTAINER_SERVER = "server"

@@ -24,6 +24,10 @@ def check_port(port: int, field: str = "--port") -> None:
         raise SettingError(field, port, "must be from 0 to 65535")
 
 
+# What a replica reports of itself is smaller; whoever runs one must not fill the memory of those who ask.
+MOST_ANSWER_BYTES = 4 << 20
+
+
 async def whole_body(pieces: AsyncIterable[bytes], most: int) -> bytes:
     """All of an answer that comes in pieces.
 

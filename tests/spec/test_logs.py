@@ -1,4 +1,4 @@
-"""The log of a program in its two forms, and that all programs that stay have them."""
+"""The log of a program in its two forms, and that gateway and operator have them."""
 
 from __future__ import annotations
 

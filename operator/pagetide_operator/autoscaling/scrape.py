@@ -9,14 +9,13 @@ from collections.abc import Callable, Mapping
 import aiohttp
 
 from pagetide_spec.names import PATH_METRICS
-from pagetide_spec.web import whole_body
+from pagetide_spec.web import MOST_ANSWER_BYTES, whole_body
 
 from .samples import Sample, parse_sample
 
 TIMEOUT_S = 2.0
 # Open requests at one time, over all services.
 MOST_AT_ONCE = 32
-MOST_BYTES = 4 << 20
 
 
 class Scraper:
@@ -57,8 +56,8 @@ async def fetched(session: aiohttp.ClientSession, url: str) -> str:
     """What is at `url`: whoever runs a pod must not send us elsewhere, nor fill our memory.
 
     Raises:
-        ValueError: more than MOST_BYTES; a part of it would pass for the whole.
+        ValueError: more than MOST_ANSWER_BYTES; a part of it would pass for the whole.
     """
     async with session.get(url, allow_redirects=False) as reply:
         reply.raise_for_status()
-        return (await whole_body(reply.content.iter_any(), MOST_BYTES)).decode("utf-8", "replace")
+        return (await whole_body(reply.content.iter_any(), MOST_ANSWER_BYTES)).decode("utf-8", "replace")

@@ -11,6 +11,7 @@ from pagetide_spec.flags import env_of, to_arguments
 from pagetide_spec.inference_service import InferenceService, SecretKey
 from pagetide_spec.names import (
     ANNOTATION_TEMPLATE_HASH,
+    CONTAINER_SERVER,
     FIELD_MANAGER,
     LABEL_INSTANCE,
     LABEL_MANAGED_BY,
@@ -25,7 +26,6 @@ from .merge import merged
 
 Manifest = dict[str, Any]
 
-CONTAINER = "server"
 MODELS_PATH = "/models"
 CACHE_PATH = "/cache"
 # Anybody but root; images need not know the number, since all that is written lies in volumes.
@@ -140,7 +140,7 @@ def _pod_spec(service: InferenceService, default_image: str) -> Manifest:
 def _container(service: InferenceService, default_image: str) -> Manifest:
     given = service.template
     base: Manifest = {
-        "name": CONTAINER,
+        "name": CONTAINER_SERVER,
         "image": service.image or default_image,
         "args": arguments(service),
         "ports": [{"name": PORT_NAME, "containerPort": SERVER_PORT, "protocol": "TCP"}],

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Collection, Iterable
 from typing import Literal
 
-from pagetide_spec.conditions import EXIT_WRONG_SETTING
+from pagetide_spec.names import EXIT_SETTING
 
 FIRST_DELAY_S = 0.5
 LONGEST_DELAY_S = 30.0
@@ -74,4 +74,4 @@ def restart_delay(failures: int) -> float:
 
 def is_broken(exit_code: int, was_ready: bool) -> bool:
     """Whether a replica that ended so can never start."""
-    return exit_code == EXIT_WRONG_SETTING and not was_ready
+    return exit_code == EXIT_SETTING and not was_ready

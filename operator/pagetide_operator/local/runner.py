@@ -18,7 +18,7 @@ from starlette.routing import Route
 from pagetide_gateway.replicas.registry import Registry
 from pagetide_gateway.serving.app import Gateway
 from pagetide_gateway.serving.server import GatewayServer
-from pagetide_spec.conditions import EXIT_WRONG_SETTING
+from pagetide_spec.names import EXIT_SETTING
 
 from ..autoscaling.windows import SCRAPE_S
 from .process import last_line
@@ -118,7 +118,7 @@ class Runner:
                     self._screen.say(line)
                 self._screen.update(services)
         print("pagetide up: no service can ever be ready", file=sys.stderr)
-        return EXIT_WRONG_SETTING
+        return EXIT_SETTING
 
     def status(self) -> list[dict[str, Any]]:
         """Every service as `/status` reports it."""

@@ -11,9 +11,8 @@ import aiohttp
 import kubernetes.config
 
 from pagetide_spec.names import API_VERSION, LABEL_SERVICE, PATH_METRICS, PLURAL, SERVER_PORT
-from pagetide_spec.web import whole_body
+from pagetide_spec.web import MOST_ANSWER_BYTES, whole_body
 
-from ..autoscaling.scrape import MOST_BYTES
 from ..cluster.client import ApiError, Client, load_configuration
 from ..cluster.kinds import collection_path
 from ..cluster.pods import is_alive, is_ready
@@ -39,7 +38,7 @@ class Api(Client):
             async with self._open().get(url, headers=self._identity(), timeout=timeout) as reply:
                 if reply.status != 200:
                     raise ApiError(reply.status, str(reply.reason), f"HTTP status {reply.status}")
-                return (await whole_body(reply.content.iter_any(), MOST_BYTES)).decode("utf-8", "replace")
+                return (await whole_body(reply.content.iter_any(), MOST_ANSWER_BYTES)).decode("utf-8", "replace")
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             raise ApiError(0, "Unreachable", str(error) or type(error).__name__) from error
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pagetide_spec.errors import SettingError
+from pagetide_spec.errors import SettingError, install_hint
 
 ACCOUNT_FOLDER = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
@@ -60,7 +60,7 @@ def _from_kubeconfig(paths: str) -> KubeConfig:
     try:
         import kubernetes
     except ModuleNotFoundError:
-        problem = "needs the official client: install the extra `operator`, or give --service"
+        problem = f"needs the official client: {install_hint('operator')}; or give --service"
         raise SettingError("KUBECONFIG", paths, problem) from None
     found = kubernetes.client.Configuration()
     found.proxy = None  # it begins with the environment's, and aiohttp is not to use that one, either

@@ -11,11 +11,10 @@ import aiohttp
 
 from pagetide_spec.metrics import SERVER_METRICS, VLLM_METRICS
 from pagetide_spec.names import PATH_METRICS
-from pagetide_spec.web import whole_body
+from pagetide_spec.web import MOST_ANSWER_BYTES, whole_body
 
 from ..metrics import GatewayMetrics
 from ..replicas.registry import Registry, Replica, Service
-from ..replicas.upstream import MOST_TOLD
 from ..routing.outlier import after_failure
 from ..routing.replica_load import Figures
 from .for_each import for_each_replica
@@ -92,7 +91,8 @@ class FigureReader:
             async with self._session.get(
                 replica.url + PATH_METRICS, timeout=self._timeout, allow_redirects=False
             ) as response:
-                body = await whole_body(response.content.iter_any(), MOST_TOLD) if response.status == 200 else b""
+                pieces, is_good = response.content.iter_any(), response.status == 200
+                body = await whole_body(pieces, MOST_ANSWER_BYTES) if is_good else b""
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
             return  # whether it is well is for the health polls to say
         now = time.monotonic()

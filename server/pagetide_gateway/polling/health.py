@@ -10,10 +10,10 @@ import aiohttp
 import msgspec
 
 from pagetide_spec.names import PATH_READY
-from pagetide_spec.web import whole_body
+from pagetide_spec.web import MOST_ANSWER_BYTES, whole_body
 
 from ..replicas.registry import Health, Registry, Replica, Service
-from ..replicas.upstream import MOST_TOLD, Fault, describe, fault_of
+from ..replicas.upstream import Fault, describe, fault_of
 from .for_each import for_each_replica
 
 log = logging.getLogger(__name__)
@@ -122,7 +122,7 @@ class HealthPoller:
             if response.status != 200:
                 # The list may need a key that nobody gave us.
                 return Poll("ready")
-            cards = cards_in(await whole_body(response.content.iter_any(), MOST_TOLD))
+            cards = cards_in(await whole_body(response.content.iter_any(), MOST_ANSWER_BYTES))
         if cards and service.served not in cards:
             return Poll("unready", f"serves {', '.join(cards)}, not {service.served}")
         service.card = cards.get(service.served, {})

@@ -78,7 +78,7 @@ class Holder:
             while waiting:
                 if service.available():
                     _release(waiting)
-                elif self._is_over() or service.wake is None or service.broken:
+                elif self._is_over() or service.wake is None or not service.holds:
                     _release(waiting, no_ready_replica(service.model, service.states(), service.broken))
                 elif (
                     service.is_empty

@@ -38,8 +38,6 @@ KEEPALIVE_S = 4.0
 _SILENCE_S = 30
 # aiohttp writes larger bodies in one go and warns; a stream of bytes it writes in parts.
 _LARGE_BODY = 1 << 20
-# What a replica tells of itself is smaller; whoever runs one must not fill our memory.
-MOST_TOLD = 4 << 20
 # Targets are chosen by clients; only short ones are remembered.
 _MOST_CACHED = 200
 

@@ -20,12 +20,13 @@ from pagetide_http.protocol import GuardedProtocol, Limits
 from pagetide_spec.config import EngineConfig
 from pagetide_spec.errors import PagetideError, SettingError
 from pagetide_spec.logs import in_form
+from pagetide_spec.names import EXIT_SETTING
 
 from ..process.client import EngineClient, EngineFailed
 from ..progress import LoadingProgress
 from ..text.chat import Templates, configured
 from ..text.tokenizer import Tokenizer
-from ..wire.launch import DEFAULT_CORE, EXIT_SETTING, EXIT_START
+from ..wire.launch import DEFAULT_CORE, EXIT_START
 from .app import create_app
 from .background import in_background
 from .context import Context, served_name

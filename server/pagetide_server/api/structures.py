@@ -67,7 +67,7 @@ def _from_format(given: dict[str, Any] | None) -> Structure | None:
         return None
     kind = given.get("type")
     if kind == "json_object":
-        return Structure(kind="json_object")
+        return Structure(kind="json_object", field="response_format")
     if kind != "json_schema":
         raise wrong("response_format.type", kind, "must be text, json_object or json_schema")
     wrapper = given.get("json_schema")

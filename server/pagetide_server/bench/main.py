@@ -16,6 +16,7 @@ from typing import Any
 import uvloop
 
 from pagetide_spec.errors import PagetideError, SettingError
+from pagetide_spec.names import EXIT_SETTING
 from pagetide_spec.traces import Row, read
 
 from . import report
@@ -30,7 +31,7 @@ from .shapes import Mix, Shape, closed, made_up, poisson, replayed, within
 from .target import Model, Target
 
 log = logging.getLogger(__name__)
-EXIT_FAILED, EXIT_SETTING, EXIT_INTERRUPTED = 1, 2, 130
+EXIT_FAILED, EXIT_INTERRUPTED = 1, 130
 # Different numbers for arrivals and lengths, warm-up, and what prompts say.
 LOAD, WARM_UP = "load", "warm-up"
 

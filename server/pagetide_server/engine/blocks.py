@@ -79,13 +79,17 @@ class BlockPool:
         Takes free blocks first, then evicts cached ones, least recently released first.
         """
         if count > self.available:
-            self.failures += 1
+            self.note_failure()
             return None
         blocks = [self._free.pop() if self._free else self._evict() for _ in range(count)]
         for block in blocks:
             self.refs[block] = 1
         self.allocations += count
         return blocks
+
+    def note_failure(self) -> None:
+        """Count that too few blocks were to be had; a caller that preempts instead of allocating says so."""
+        self.failures += 1
 
     def _evict(self) -> int:
         block, _ = self._cached.popitem(last=False)

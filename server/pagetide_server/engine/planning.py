@@ -118,7 +118,7 @@ class StepPlan:
         """Make `sequence`, at place `at`, writable up to `length`; preempts sequences behind it if need be."""
         device, running = self.tables.device, self.queues.running.items
         if self.tables.missing(sequence, length) > device.available:
-            device.failures += 1
+            device.note_failure()
             self.is_short = True
             while self.tables.missing(sequence, length) > device.available:
                 if len(running) == at + 1:

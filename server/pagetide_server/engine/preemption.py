@@ -43,7 +43,7 @@ def owed(sequence: Sequence, tables: BlockTables) -> int:
     return max(0, tables.blocks_for(len(sequence.tokens)) - len(sequence.blocks)) + len(sequence.pending)
 
 
-def nobody_gives_way(queues: Queues, tables: BlockTables) -> bool:
+def none_is_preempted(queues: Queues, tables: BlockTables) -> bool:
     """Whether the next step can go without a preemption, whatever tokens the running sequences get until then."""
     running, config, better = queues.running.items, tables.config, queues.next_up
     if config.policy == "priority" and better and running and running[-1].priority > better.priority:

@@ -22,7 +22,7 @@ from ..wire.messages import AddRequest, EngineStats
 from . import integrity, reporting, settling
 from .limits import RequestRefused, SchedulerConfig, answers, check_request, final_length
 from .planning import StepPlan
-from .preemption import nobody_gives_way
+from .preemption import none_is_preempted
 from .prefix_lengths import PrefixLengths
 from .queues import Queues
 from .sequence import Sequence, Status, Step
@@ -119,13 +119,13 @@ class Scheduler:
         """
         found = [s for s in self._queues.requests.get(request_id, ()) if index is None or s.index == index]
         if index is not None:
-            found = [self._swap_in_follower(s) for s in found]
+            found = [self._exchange_with_follower(s) for s in found]
         for sequence in reversed(found):
             self._end(sequence)
         return found
 
-    def _swap_in_follower(self, sequence: Sequence) -> Sequence:
-        """`sequence`, or if others wait for it to compute their prompt, one of these under its index.
+    def _exchange_with_follower(self, sequence: Sequence) -> Sequence:
+        """`sequence`, or if others wait for it to compute their prompt, one of these; both change their index.
 
         Before the prompt is computed the answers of a request differ by nothing but their index.
         """
@@ -188,7 +188,7 @@ class Scheduler:
         It may if no sequence will be preempted, for a token must reach its sequence where it is. A sequence that turns
         out to have ended was computed once for nothing.
         """
-        return nobody_gives_way(self._queues, self._tables)
+        return none_is_preempted(self._queues, self._tables)
 
     def _observe(self, sequence: Sequence) -> None:
         self.prefix_lengths.observe(sequence.request.prompt_token_ids, lambda i: self._tables.key(sequence, i))

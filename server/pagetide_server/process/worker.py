@@ -23,11 +23,12 @@ import msgspec
 from pagetide_spec.config import EngineConfig
 from pagetide_spec.errors import PagetideError, SettingError
 from pagetide_spec.logs import set_up_logging
+from pagetide_spec.names import EXIT_SETTING
 
 from ..before_torch import prepare_environment
 from ..wire.columns import move_to_columns
 from ..wire.faults import EngineFailed
-from ..wire.launch import EXIT_ENGINE, EXIT_SETTING, EXIT_START, Launch
+from ..wire.launch import EXIT_ENGINE, EXIT_START, Launch
 from ..wire.messages import (
     AbortRequest,
     AddRequest,

@@ -9,7 +9,6 @@ import msgspec
 DEFAULT_CORE = "pagetide_server.factory:create_core"
 
 # Exit codes of the engine process, and of the server that ends because of it.
-EXIT_SETTING = 2  # a setting is wrong: change it
 EXIT_START = 3  # the model could not be loaded
 EXIT_ENGINE = 4  # the engine failed, or was killed, while it served
 

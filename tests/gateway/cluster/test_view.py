@@ -71,6 +71,8 @@ DRAINING = {"annotations": {ANNOTATION_DRAINING: "2026-01-01T00:00:00Z"}}
                      id="its model could not be loaded this time"),
         pytest.param(unready("CrashLoopBackOff", crash_text("server", 4, "the engine process ended with exit code 2")),
                      [pod("p", "m")], False, id="another code, and last words that name that one"),
+        pytest.param(unready("CrashLoopBackOff", crash_text("sidecar", 2, "panic")), [pod("p", "m")], False,
+                     id="another container"),
         pytest.param(unready("CrashLoopBackOff", crash_text("server", 20)), [pod("p", "m")], False, id="another code"),
         pytest.param(unready("InvalidImageName"), [pod("p", "m")], True, id="an image that cannot be"),
     ],

@@ -18,7 +18,7 @@ async def test_slow_and_dead_pods_cost_the_others_nothing(monkeypatch, unused_tc
             await hang.wait()
         text = 'pagetide_max_num_seqs{model_name="m"} 4\npagetide_kv_capacity_tokens{model_name="m"} 64\n'
         if kind == "127.0.0.3":
-            return web.Response(text=text + "#" * scrape.MOST_BYTES)
+            return web.Response(text=text + "#" * scrape.MOST_ANSWER_BYTES)
         return web.Response(text=text if kind == "127.0.0.1" else "hello")
 
     app = web.Application()

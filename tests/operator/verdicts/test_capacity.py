@@ -118,7 +118,7 @@ async def serving(**handlers):
 
 
 async def test_a_body_without_an_end_is_not_read_to_the_end(monkeypatch):
-    monkeypatch.setattr(scrape, "MOST_BYTES", 64)
+    monkeypatch.setattr(scrape, "MOST_ANSWER_BYTES", 64)
 
     async def endless(request):
         reply = web.StreamResponse()

@@ -22,8 +22,9 @@ import pytest
 from pagetide_server.api.server import EXIT_HTTP, Server
 from pagetide_server.api.sockets import listen
 from pagetide_server.text.tokenizer import Tokenizer
-from pagetide_server.wire.launch import EXIT_ENGINE, EXIT_SETTING, EXIT_START
+from pagetide_server.wire.launch import EXIT_ENGINE, EXIT_START
 from pagetide_spec.config import EngineConfig
+from pagetide_spec.names import EXIT_SETTING
 
 # Of fake_core.py.
 SLOW, RAISE, DIE, LONG_STEP = 380, 382, 383, 384
