@@ -8,7 +8,6 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from pagetide_spec.command_line import Parser
@@ -212,10 +211,11 @@ def _device_type(config: EngineConfig) -> str:
 
 def _configuration(config: EngineConfig) -> Any:
     """transformers' configuration of the model; a GGUF file is not converted and a hub's weights are not fetched."""
-    from .checkpoint.files import resolve_config
+    from .checkpoint.files import locate, resolve_config
     from .model.loader import read_config
 
-    if Path(config.model).expanduser().is_file():
+    path = locate(config.model)
+    if path is not None and path.is_file():
         from .model.gguf.convert import read_gguf_config
 
         return read_gguf_config(config)

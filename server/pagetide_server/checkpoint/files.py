@@ -59,7 +59,9 @@ def locate(model: str) -> Path | None:
         return path
     if path.is_file():
         if path.suffix.lower() != ".gguf":
-            raise SettingError("model", model, "is a file but no GGUF file; give the folder that holds config.json")
+            of_a_service = "; `pagetide up` takes resource files" if path.suffix in (".yaml", ".yml") else ""
+            problem = f"is a file but no GGUF file; give the folder that holds config.json{of_a_service}"
+            raise SettingError("model", model, problem)
         return path
     if not hub.is_hub_id(model):
         raise SettingError("model", model, "no such folder or file, and no hub id such as org/name")

@@ -243,3 +243,11 @@ def test_wrong_calls_are_one_line_and_exit_code_2(
     assert said.out == ""
     assert problem in said.err
     assert said.err.count("\n") == 1
+
+
+def test_a_resource_file_is_for_another_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "service.yaml"
+    path.write_text("kind: InferenceService\n")
+    assert main([str(path)]) == 2
+    assert "no GGUF file" in (said := capsys.readouterr().err)
+    assert "`pagetide up`" in said
