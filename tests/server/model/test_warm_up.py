@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from pagetide_server.engine.sampling.kernel import KernelSampler
 from pagetide_server.engine.sampling.sampler import Sampler
 from pagetide_server.model.loader import LoadedModel
 from pagetide_server.warm_up import first_steps, warm_up
 
 pytest.importorskip("triton")
 
-from pagetide_kernels.gpu import move_blocks, paged_attention
+from pagetide_kernels.gpu import move_blocks, paged_attention, sample
 
 
 @pytest.mark.parametrize("window", [1, 9, 512, 40_000])
@@ -47,7 +46,7 @@ def test_all_forms_are_met(
     watch(paged_attention, "attend", lambda query, k, v, tables, lengths, starts, most, longest, *others: (
         "attention", len(query) >= many * len(lengths), most == 1 and longest > paged_attention.SPLIT))  # fmt: skip
     watch(move_blocks, "move_blocks", lambda *args: "copies")
-    watch(KernelSampler, "launch", lambda *args: "drawing")
+    watch(sample, "sample", lambda *args: "drawing")
     warm_up(runner, Sampler(loaded.vocab_size, loaded.device), 2000)
     attention = {("attention", True, False), ("attention", False, False), ("attention", False, True)}
     assert met == {*attention, "copies", "drawing"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pagetide_server.engine.sampling.argmax import argmax
+from pagetide_server.engine.sampling.greedy import argmax
 
 
 @pytest.mark.parametrize("vocabulary", [1, 7, 64, 384, 512, 1000, 4096])

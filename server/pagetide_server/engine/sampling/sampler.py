@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container
+from collections.abc import Callable, Container
 
 import torch
 
@@ -12,9 +12,9 @@ from pagetide_kernels.dispatch import choose
 from ...wire.messages import TokenLogprobs
 from ..faults import RequestFault
 from ..sequence import Sequence
-from .argmax import argmax
-from .distribution import Draw, MultinomialSampler, is_greedy
-from .kernel import KernelSampler, sample_rows
+from .distribution import draw_by_torch
+from .greedy import greedy, is_greedy
+from .kernel import draw_by_cpp, draw_by_triton
 from .launched import Choosing, Chosen
 from .lazy import LazyLogits
 from .logprobs import token_logprobs
@@ -22,6 +22,13 @@ from .masks import mask_logits
 from .noise import Noise
 from .penalties import adjust, changes_logits
 from .sampled import NO_TOKEN, Sampled
+
+# (logits, drawn, noise) to a token for each row (int64) and its largest logit (float32), on the device of the logits.
+# These are [rows, vocabulary] float32, contiguous, and not changed; `drawn` is row to sequence, other rows are greedy.
+# Where the largest logit is not finite (NaN, if the row holds one), the token means nothing, but is in the vocabulary.
+# All ways draw the same, but for tokens within rounding of each other.
+Way = Callable[[torch.Tensor, dict[int, Sequence], Noise], tuple[torch.Tensor, torch.Tensor]]
+WAYS: dict[str, Way] = {"cpp": draw_by_cpp, "triton": draw_by_triton, "torch": draw_by_torch}
 
 
 class Sampler:
@@ -48,8 +55,6 @@ class Sampler:
         self._device = torch.device(device)
         self._noise = Noise(vocab_size, self._device, seed)
         self._ops = choose(self._device).name
-        self._kernel = KernelSampler(self._noise) if self._ops == "triton" else None
-        self._multinomial = self._kernel or MultinomialSampler(vocab_size, self._device, self._noise)
 
     def warm_up(self) -> None:
         """Make the tables now (see noise.py) that the first sampled token would wait for."""
@@ -61,15 +66,12 @@ class Sampler:
 
         None where a request asks for what the host must look at first, or where no op of this device can do it.
         """
-        if not all(map(_is_plain, sequences)) or (self._kernel is None and self._device.type != "cpu"):
+        if not all(map(_is_plain, sequences)):
             return None
-        if self._kernel is None:
-            return Chosen.of(self.sample(logits, sequences))
-        assert isinstance(logits, torch.Tensor)  # on a GPU
-        tops, tokens = logits.max(-1)
-        if not all(is_greedy(s.params) for s in sequences):
-            tokens = self._kernel.launch(logits, sequences)
-        return Choosing(tokens, tops, lambda row, top: _reason(top, sequences[row]))
+        if self._ops == "triton":
+            assert isinstance(logits, torch.Tensor)  # on a GPU
+            return Choosing(*self._choose(logits, sequences), lambda row, top: _reason(top, sequences[row]))
+        return Chosen.of(self.sample(logits, sequences)) if self._device.type == "cpu" else None
 
     @torch.inference_mode()
     def sample(self, logits: torch.Tensor | LazyLogits, sequences: list[Sequence]) -> Sampled:
@@ -95,24 +97,18 @@ class Sampler:
         logits = logits.contiguous()
         raw = _RawRows(logits, sequences)
         faults = self._change(logits, sequences)
-        tokens, tops = self._choose(logits, sequences)
-        broken = [row for row, top in enumerate(tops) if not math.isfinite(top)]
-        errors: dict[int, object] = {row: _reason(tops[row], sequences[row]) for row in broken}
+        tokens, tops = (chosen.tolist() for chosen in self._choose(logits, sequences))
+        errors: dict[int, object] = {
+            row: _reason(top, sequences[row]) for row, top in enumerate(tops) if not math.isfinite(top)
+        }
         errors |= faults
         logprobs = raw.logprobs(tokens, errors)
         return Sampled([NO_TOKEN if row in errors else t for row, t in enumerate(tokens)], logprobs, errors)
 
-    def _choose(self, logits: torch.Tensor, sequences: list[Sequence]) -> tuple[list[int], list[float]]:
-        """A token for each row, which means nothing where the largest logit is not finite, and that logit."""
-        drawn = [row for row, s in enumerate(sequences) if not is_greedy(s.params)]
-        if drawn and self._ops == "cpp":
-            return sample_rows(logits, sequences, self._noise)
-        best = argmax(logits)
-        tops, tokens = logits.gather(-1, best.unsqueeze(1)).squeeze(1).tolist(), best.tolist()
-        draws = [Draw(row, tops[row], sequences[row]) for row in drawn if math.isfinite(tops[row])]
-        for row, token in self._multinomial.draw(logits, draws).items() if draws else ():
-            tokens[row] = token
-        return tokens, tops
+    def _choose(self, logits: torch.Tensor, sequences: list[Sequence]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tokens and largest logits, as a `Way` gives them; Triton's are not waited for."""
+        drawn = {row: s for row, s in enumerate(sequences) if not is_greedy(s.params)}
+        return WAYS[self._ops](logits, drawn, self._noise) if drawn else greedy(logits)
 
     def _sample_lazy(self, logits: LazyLogits, sequences: list[Sequence]) -> Sampled:
         """`sample`, where rows that want nothing but their most probable token do without their logits."""
