@@ -1,7 +1,8 @@
 """Compile the C++ ops once a machine, and keep them.
 
-What is built lies under $PAGETIDE_CACHE/kernels (default ~/.cache/pagetide), named by sources, flags and compiler.
-A lock lets one process compile while others wait; the library appears by one rename when it is whole.
+What is built lies under $PAGETIDE_CACHE/kernels (default ~/.cache/pagetide), named by sources, flags and compiler, and
+by its size: a part of it, such as a copy that was interrupted, is not taken for it. A lock lets one process compile
+while others wait; the library appears by one rename when it is whole and on the disk.
 
 An image has them built ahead (`prebuilt.py`). The library is plain C behind ctypes: no header of torch is read, so that
 it builds in seconds and fits every version.
@@ -18,9 +19,7 @@ import os
 import platform
 import shlex
 import shutil
-import struct
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -90,35 +89,23 @@ def _built(flags: tuple[str, ...]) -> Path:
     folder = cache_folder()
     path = folder / f"ops-{key(compiler, flags)}.so"
     try:
-        if not _is_whole(path):
-            folder.mkdir(parents=True, exist_ok=True)
-            with _locked(path.with_suffix(".lock")):
-                if not _is_whole(path):
-                    compile_library(compiler, flags, path)
+        if kept := _kept(path):
+            return kept
+        folder.mkdir(parents=True, exist_ok=True)
+        with _locked(path.with_suffix(".lock")):
+            if kept := _kept(path):
+                return kept
+            compile_library(compiler, flags, path)
+            return path.rename(path.with_suffix(f".{path.stat().st_size}.so"))
     except OSError as error:
         problem = f"they cannot be kept in {folder} ({_line(error)}); set PAGETIDE_CACHE to a folder with room"
         raise BuildError(problem) from error
-    return path
 
 
-def _is_whole(path: Path) -> bool:
-    """Whether a library is there, to its end: a part of one may load, and kill the process.
-
-    On Linux its last part is the table of its sections; of other systems' libraries nothing is known.
-    """
-    try:
-        with path.open("rb") as file:
-            header = file.read(64)
-            size = os.fstat(file.fileno()).st_size
-    except FileNotFoundError:
-        return False
-    if not header.startswith(b"\x7fELF"[:size]):
-        return size > 0
-    if size < 64:
-        return False
-    order = "<" if sys.byteorder == "little" else ">"
-    (table,), (each, count) = struct.unpack_from(f"{order}Q", header, 40), struct.unpack_from(f"{order}HH", header, 58)
-    return bool(size >= table + each * count)
+def _kept(path: Path) -> Path | None:
+    """What was compiled to `path` and then got its size into its name; a part of it may load, and kill the process."""
+    named = path.parent.glob(f"{path.stem}.*.so")
+    return next((found for found in named if found.suffixes[0] == f".{found.stat().st_size}"), None)
 
 
 def _line(error: OSError) -> str:
@@ -193,7 +180,7 @@ def key(compiler: list[str], flags: tuple[str, ...]) -> str:
 
 
 def compile_library(compiler: list[str], flags: tuple[str, ...], path: Path) -> None:
-    """Compile to `path`, where it appears when it is whole.
+    """Compile to `path`, where it appears when it is whole and on the disk.
 
     Raises:
         BuildError: the compiler failed, or took too long.
@@ -214,6 +201,8 @@ def compile_library(compiler: list[str], flags: tuple[str, ...], path: Path) -> 
             raise BuildError(f"{compiler[0]} failed: {lines[0].strip()[:300] if lines else result.returncode}")
         if not made.exists():
             raise BuildError(f"{compiler[0]} made no library")
+        with made.open("rb") as file:
+            os.fsync(file.fileno())
         made.rename(path)
 
 

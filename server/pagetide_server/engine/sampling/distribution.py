@@ -163,9 +163,9 @@ def _cut(weights: torch.Tensor, tokens: torch.Tensor, top_p: torch.Tensor, times
 
 def _likelier(weights: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     """Which tokens come before each row's token when sorted by weight, then by id: bool like `weights`."""
-    ids, places = tokens.unsqueeze(1), torch.arange(weights.shape[1], device=weights.device)
-    own = weights.gather(1, ids)
-    return (weights > own).logical_or_((weights == own).logical_and_(places < ids))
+    ids = tokens.unsqueeze(1)
+    own, places = weights.gather(1, ids), torch.arange(weights.shape[1], dtype=torch.int32, device=weights.device)
+    return (weights > own).logical_or_((weights == own).logical_and_(places < ids.int()))
 
 
 def _sums(weights: torch.Tensor) -> torch.Tensor:
