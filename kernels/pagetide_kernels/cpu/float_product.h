@@ -51,12 +51,13 @@ struct FloatProduct {
     const float* sums(int64_t panel, int64_t first, int64_t rows) const {
         static thread_local Buffer sum_space, wide_space;
         float* sums = sum_space.fit(rows * NR);
-        const T* w = weights + panel * NR * p.k;
+        const T *w = weights + panel * NR * p.k, *end = weights + panels_of(p.n) * NR * p.k;
         const float* x = p.x + first * p.x_stride;
         const int64_t pieces = (p.k + KC - 1) / KC, most = (p.k + pieces - 1) / pieces;
         for (int64_t at = 0; at < p.k; at += most) {
             const int64_t steps = std::min(most, p.k - at);
-            const Ahead ahead(w + (at + steps) * NR, steps, NR * sizeof(T), rows);
+            const T* next = w + (at + steps) * NR;
+            const Ahead ahead(next, (end - next) * sizeof(T), steps, NR * sizeof(T), rows);
             // Many rows: widen the weights once, not for each tile of rows.
             const bool wide = rows > 2 * MR;
             if (wide) add_rows(x + at, p.x_stride, rows, widened(w + at * NR, steps, wide_space), steps, !at, sums, ahead);

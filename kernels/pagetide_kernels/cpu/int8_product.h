@@ -127,15 +127,6 @@ void add_tile(const Product& p, const Left& left, int64_t row, const uint8_t* pa
                      left.starts + row * groups + g, groups, !g, sums, Fetch{fetch.from + g * GROUP / QUAD * fetch.a_step, fetch.a_step});
 }
 
-void add_rows(const Product& p, const Left& left, int64_t first, int64_t rows, const uint8_t* panel, const float* scales,
-              float* sums) {
-    const int64_t quads = padded(p.k) / QUAD;
-    const Ahead ahead(panel + quads * NR * QUAD, quads, NR * QUAD, rows);
-    in_tiles(rows, [&](auto size, int64_t r) {
-        add_tile<decltype(size)::value>(p, left, first + r, panel, scales, sums + r * NR, ahead.part(r));
-    });
-}
-
 // x [m, k] times panels of 8 bits and their scales; see `share`. Throws std::bad_alloc.
 struct Int8Product {
     const Product& p;
@@ -147,7 +138,13 @@ struct Int8Product {
     const float* sums(int64_t panel, int64_t first, int64_t rows) const {
         static thread_local Buffer space;
         float* sums = space.fit(rows * NR);
-        add_rows(p, left, first, rows, weights + panel * NR * padded(p.k), scales + panel * NR * groups_of(p.k), sums);
+        const int64_t quads = padded(p.k) / QUAD, bytes = quads * NR * QUAD;
+        const uint8_t* w = weights + panel * bytes;
+        const float* w_scales = scales + panel * NR * groups_of(p.k);
+        const Ahead ahead(w + bytes, (panels_of(p.n) - panel - 1) * bytes, quads, NR * QUAD, rows);
+        in_tiles(rows, [&](auto size, int64_t r) {
+            add_tile<decltype(size)::value>(p, left, first + r, w, w_scales, sums + r * NR, ahead.part(r));
+        });
         return sums;
     }
 };

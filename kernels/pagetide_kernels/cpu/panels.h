@@ -86,10 +86,11 @@ struct Ahead {
     const char* from;
     int64_t steps, a_step;
 
-    // `steps` steps, each of so many bytes, shared among the tiles of so many rows; a step fetches a cache line at most. For few
-    // rows memory is read all the time, best by the processor itself.
-    Ahead(const void* from, int64_t steps, int64_t bytes, int64_t rows) : from((const char*)from), steps(steps) {
-        a_step = rows > 2 * MR ? std::min<int64_t>(64, bytes * MR / (rows + MR - 1)) : 0;
+    // Of `left` bytes behind `from`, the end of what is multiplied, as many as that has: `bytes` for each of its `steps`,
+    // shared among the tiles of so many rows; a step fetches a cache line at most. For few rows memory is read all the time,
+    // best by the processor itself.
+    Ahead(const void* from, int64_t left, int64_t steps, int64_t bytes, int64_t rows) : from((const char*)from), steps(steps) {
+        a_step = rows > 2 * MR ? std::min<int64_t>(64, std::min(bytes, left / steps) * MR / (rows + MR - 1)) : 0;
     }
 
     // Of the tile whose first row is `row`.
