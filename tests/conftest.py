@@ -103,6 +103,17 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 
 @pytest.fixture(scope="session")
+def needs_compiler() -> None:
+    """The test is skipped where the C++ ops cannot be built."""
+    from pagetide_kernels.cpu.build import BuildError, find_compiler
+
+    try:
+        find_compiler()
+    except BuildError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """`tiny_model(name) -> folder` of a model of TINY, made once a test run; its tests must not change it."""
     made: dict[str, Path] = {}

@@ -73,7 +73,7 @@ def poisoned() -> Iterator[None]:
 
 
 @pytest.fixture
-def quick_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def quick_compiler(needs_compiler: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The machine's compiler, which does not optimize: for tests of when it is called, and not of what it makes."""
     script = tmp_path / "quick-c++"
     script.write_text(f'#!/bin/sh\nexec {shlex.join(build.find_compiler())} "$@" -O0\n')

@@ -10,16 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from pagetide_kernels import dispatch
 from pagetide_kernels.cpu import decoder_layers, layer_ops
 from pagetide_kernels.cpu.decoder_layers import DecoderLayers, Layer, Projection
 from pagetide_kernels.packed_linear import linear, pack
 from pagetide_kernels.paged_attention import paged_attention
 
-pytestmark = [
-    pytest.mark.usefixtures("poisoned"),
-    pytest.mark.skipif(dispatch.choose(torch.device("cpu")).name != "cpp", reason="no C++ compiler"),
-]
+pytestmark = pytest.mark.usefixtures("poisoned", "needs_compiler")
 
 SIZE, INNER, HEADS, KV_HEADS, DIM, EPS = 72, 100, 4, 2, 24, 1e-5
 # (tokens in the cache, of which are query rows): decodes, a chunk with a past, and whole prompts.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import shutil
 import subprocess
 import sys
 import types
@@ -192,7 +191,6 @@ def test_a_part_of_a_library_is_built_again(empty_cache: Path, monkeypatch: pyte
     assert build._built(()) == path
 
 
-needs_compiler = pytest.mark.skipif(not any(map(shutil.which, build.COMPILERS)), reason="no C++ compiler")
 # Whatever was built ahead in this tree does not count.
 LOAD = "from pagetide_kernels.cpu import build; build.PREBUILT = build.FOLDER / 'none'; build.load(); print('loaded')"
 # Prints the largest differences between ops and what they mean: attention over a mixed batch (in float64: the float32
@@ -201,6 +199,7 @@ LOAD = "from pagetide_kernels.cpu import build; build.PREBUILT = build.FOLDER / 
 COMPARE = """
 import torch
 from pagetide_kernels.paged_attention import paged_attention
+from pagetide_kernels.reference.paged_attention import paged_attention as attended
 torch.manual_seed(1)
 ints = lambda *v: torch.tensor(v, dtype=torch.int32)
 keys, values = torch.randn(2, 40, 16, 2, 39)
@@ -208,21 +207,9 @@ batch = dict(
     query=torch.randn(24, 6, 39), key_cache=keys, value_cache=values,
     block_tables=torch.randperm(40)[:38].int().view(2, 19), context_lens=ints(300, 90), query_starts=ints(0, 1, 24),
 )
-def attended(query, key_cache, value_cache, block_tables, context_lens, query_starts, scale, cap=None):  # in float64
-    out = torch.empty(query.shape, dtype=torch.float64)
-    for s, (first, end) in enumerate(zip(query_starts[:-1].tolist(), query_starts[1:].tolist())):
-        keys, values = (c[block_tables[s].long()].flatten(0, 1).double() for c in (key_cache, value_cache))
-        group = query.shape[1] // keys.shape[1]
-        for row in range(first, end):
-            seen = int(context_lens[s]) - end + row + 1
-            for head in range(query.shape[1]):
-                scores = keys[:seen, head // group] @ query[row, head].double() * scale
-                scores = scores if cap is None else cap * torch.tanh(scores / cap)
-                out[row, head] = torch.softmax(scores, 0) @ values[:seen, head // group]
-    return out
 for cap in (None, 2.0):
     got = paged_attention(**batch, max_query_len=23, max_context_len=300, scale=0.4, soft_cap=cap)
-    print(float((got - attended(**batch, scale=0.4, cap=cap)).abs().max()))
+    print(float((got - attended(**batch, scale=0.4, soft_cap=cap, dtype=torch.float64)).abs().max()))
 from pagetide_kernels.packed_linear import linear, pack
 from pagetide_kernels.reference import linear as plain
 weight, x = torch.randn(75, 70), torch.randn(9, 70)
@@ -246,7 +233,7 @@ print(float((sample(logits, shapes, top_k, *numbers)[0] != exact).sum()))
 heads = torch.randn(2, 40, 16, 1, 64).bfloat16()
 wide = dict(batch, query=torch.randn(24, 2, 64), key_cache=heads[0], value_cache=heads[1])
 got = paged_attention(**wide, max_query_len=23, max_context_len=300, scale=0.2)
-print(float((got - attended(**wide, scale=0.2)).abs().max()))
+print(float((got - attended(**wide, scale=0.2, dtype=torch.float64)).abs().max()))
 """
 
 
@@ -257,7 +244,6 @@ def start(code: str, **environment: str) -> subprocess.Popen[str]:
     )
 
 
-@needs_compiler
 def test_processes_that_start_together_build_once(empty_cache: Path, quick_compiler: None) -> None:
     processes = [start(LOAD) for _ in range(3)]
     assert [p.communicate(timeout=200)[0] for p in processes] == ["loaded\n"] * 3
@@ -265,7 +251,7 @@ def test_processes_that_start_together_build_once(empty_cache: Path, quick_compi
     assert [path.suffix for path in libraries] == [".so"]
 
 
-@needs_compiler
+@pytest.mark.usefixtures("needs_compiler")
 @pytest.mark.parametrize("capability", ["default", "avx2"])
 def test_every_instruction_set_computes_the_same(empty_cache: Path, capability: str) -> None:
     process = start(COMPARE, ATEN_CPU_CAPABILITY=capability, PAGETIDE_KERNELS="cpp")

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 
 import pytest
 import torch
 
-from pagetide_kernels.cpu import build, layer_ops
+from pagetide_kernels.cpu import layer_ops
 from pagetide_kernels.reference.rms_norm import rms_norm
 from pagetide_kernels.reference.rotary import rotate
 
-pytestmark = [
-    pytest.mark.usefixtures("poisoned"),
-    pytest.mark.skipif(not any(map(shutil.which, build.COMPILERS)), reason="no C++ compiler"),
-]
+pytestmark = pytest.mark.usefixtures("poisoned", "needs_compiler")
 
 # The second is worth sharing among threads.
 SIZES = [(3, 37), (70, 640), (1, 1)]

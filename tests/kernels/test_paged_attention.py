@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from pagetide_kernels.attention_plan import make_plan
-from pagetide_kernels.cpu.build import BuildError, find_compiler
 from pagetide_kernels.dispatch import VARIABLE
 from pagetide_kernels.paged_attention import paged_attention
 from pagetide_kernels.reference.paged_attention import paged_attention as reference
@@ -27,17 +26,9 @@ Limits = Callable[[Batch], dict[str, int]]
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The implementation that a test runs on."""
     if request.param == "cpp":
-        require_compiler()
+        request.getfixturevalue("needs_compiler")
     monkeypatch.setenv(VARIABLE, request.param)
     return str(request.param)
-
-
-def require_compiler() -> None:
-    """Skip the test where the C++ ops cannot be built."""
-    try:
-        find_compiler()
-    except BuildError as error:
-        pytest.skip(str(error))
 
 
 @pytest.mark.parametrize(
@@ -168,6 +159,7 @@ def test_refuses_a_plan_of_another_window(monkeypatch: pytest.MonkeyPatch, make_
         paged_attention(**case, **limits(MIXED), scale=0.3, sliding_window=6, plan=plan)
 
 
+@pytest.mark.usefixtures("needs_compiler")
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
@@ -179,17 +171,16 @@ def test_refuses_a_plan_of_another_window(monkeypatch: pytest.MonkeyPatch, make_
 def test_the_native_op_reads_nothing_outside(
     monkeypatch: pytest.MonkeyPatch, make_case: Case, limits: Limits, change: dict[str, torch.Tensor], problem: str
 ) -> None:
-    require_compiler()
     monkeypatch.setenv(VARIABLE, "cpp")
     case = make_case(MIXED, heads=4, kv_heads=2, dim=16, block_size=16)
     with pytest.raises(ValueError, match=problem):
         paged_attention(**{**case, **change}, **limits(MIXED), scale=0.3)
 
 
+@pytest.mark.usefixtures("needs_compiler")
 def test_a_decode_is_the_same_to_the_bit_whatever_its_batch_and_threads(
     monkeypatch: pytest.MonkeyPatch, make_case: Case
 ) -> None:
-    require_compiler()
     monkeypatch.setenv(VARIABLE, "cpp")
     case = make_case([(700, 1), (19, 19), (300, 1)], heads=4, kv_heads=2, dim=40, block_size=16)
     together = paged_attention(**case, max_query_len=19, max_context_len=700, scale=0.3)
@@ -204,11 +195,11 @@ def test_a_decode_is_the_same_to_the_bit_whatever_its_batch_and_threads(
     assert torch.equal(got[0], together[0])
 
 
+@pytest.mark.usefixtures("needs_compiler")
 @pytest.mark.parametrize("window", [None, 150])
 def test_a_row_of_a_prompt_is_the_same_to_the_bit_whatever_is_computed_with_it(
     monkeypatch: pytest.MonkeyPatch, make_case: Case, window: int | None
 ) -> None:
-    require_compiler()
     monkeypatch.setenv(VARIABLE, "cpp")
     case = make_case([(700, 700), (90, 90)], heads=6, kv_heads=2, dim=40, block_size=16)
     whole = paged_attention(**case, max_query_len=700, max_context_len=700, scale=0.3, sliding_window=window)
@@ -227,10 +218,10 @@ def test_a_row_of_a_prompt_is_the_same_to_the_bit_whatever_is_computed_with_it(
         torch.set_num_threads(before)
 
 
+@pytest.mark.usefixtures("needs_compiler")
 def test_keys_whose_scores_are_minus_infinity_weigh_nothing(
     monkeypatch: pytest.MonkeyPatch, make_case: Case, limits: Limits
 ) -> None:
-    require_compiler()
     monkeypatch.setenv(VARIABLE, "cpp")
     batch: Batch = [(300, 1), (300, 200)]
     case = make_case(batch, heads=4, kv_heads=2, dim=16, block_size=16)

@@ -1,14 +1,11 @@
 """The C++ ops built ahead, as an image has them."""
 
 import platform
-import shutil
 from pathlib import Path
 
 import pytest
 
 from pagetide_kernels.cpu import build, prebuilt
-
-needs_compiler = pytest.mark.skipif(not any(map(shutil.which, build.COMPILERS)), reason="no C++ compiler")
 
 
 @pytest.fixture
@@ -19,7 +16,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "prebuilt"
 
 
-@needs_compiler
 def test_what_was_built_ahead_is_taken_without_a_compiler(
     folder: Path, quick_compiler: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from typing import Any
 
 import pytest
@@ -10,16 +9,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagetide_kernels.cpu import build
 from pagetide_kernels.cpu.sample import sample
 from pagetide_kernels.reference.sample import sample as reference
 
 from .sampling_rows import ROWS
 
-pytestmark = [
-    pytest.mark.usefixtures("poisoned"),
-    pytest.mark.skipif(not any(map(shutil.which, build.COMPILERS)), reason="no C++ compiler"),
-]
+pytestmark = pytest.mark.usefixtures("poisoned", "needs_compiler")
 
 NAN, INF = float("nan"), float("inf")
 VOCABULARIES = [1, 3, 203, 256, 1000, 5003]

@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from pagetide_kernels import dispatch
 from pagetide_server.engine.sequence import Row, Step
 from pagetide_server.model.cpu_network import cpu_network
 from pagetide_server.model.loader import LoadedModel
 from pagetide_server.model.rotary_table import RotaryTable
 
-pytestmark = pytest.mark.skipif(dispatch.choose(torch.device("cpu")).name != "cpp", reason="no C++ compiler")
+pytestmark = pytest.mark.usefixtures("needs_compiler")
 
 Load = Callable[..., LoadedModel]
 Toy = types.SimpleNamespace

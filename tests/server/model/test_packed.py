@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from pagetide_kernels import dispatch
 from pagetide_server.model.cpu_layers import CpuLayer
 from pagetide_server.model.loader import LoadedModel, check_quantization, load
 from pagetide_server.model.packed import PackedLinear
@@ -20,7 +19,6 @@ from pagetide_spec.errors import SettingError
 Load = Callable[..., LoadedModel]
 Toy = types.SimpleNamespace
 KINDS = ["llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "phi3", "olmo2", "mixtral"]
-needs_cpp = pytest.mark.skipif(dispatch.choose(torch.device("cpu")).name != "cpp", reason="no C++ compiler")
 
 
 def prompts() -> list[list[int]]:
@@ -41,7 +39,7 @@ def relative_error(got: torch.Tensor, exact: torch.Tensor) -> float:
     return float((got - exact).norm() / exact.norm())
 
 
-@needs_cpp
+@pytest.mark.usefixtures("needs_compiler")
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "phi3"])
 def test_known_layers_are_swapped_whole(kind: str, loaded_tiny: Load) -> None:
     network = loaded_tiny(kind).network
@@ -76,7 +74,7 @@ def test_eight_bits_come_near_to_float32(
     assert 0 < relative_error(logits(loaded, prompt, toy), exact) < 0.12
 
 
-@needs_cpp
+@pytest.mark.usefixtures("needs_compiler")
 @pytest.mark.parametrize("quantization", ["auto", "int8"])
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_an_answer_does_not_depend_on_its_batch(quantization: str, dtype: str, loaded_tiny: Load, toy: Toy) -> None:
@@ -86,7 +84,7 @@ def test_an_answer_does_not_depend_on_its_batch(quantization: str, dtype: str, l
     assert together == toy.answers(loaded, prompts(), 12, block_size=8, chunk=7)
 
 
-@needs_cpp
+@pytest.mark.usefixtures("needs_compiler")
 @pytest.mark.parametrize("stored", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kind", ["qwen3", "llama"])
 def test_float32_from_files_of_16_bits_keeps_them_and_loses_nothing(
@@ -104,7 +102,7 @@ def test_float32_from_files_of_16_bits_keeps_them_and_loses_nothing(
     assert torch.equal(logits(narrow, prompts()[2], toy), logits(exact, prompts()[2], toy))
 
 
-@needs_cpp
+@pytest.mark.usefixtures("needs_compiler")
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("kind", ["gemma3", "gemma2"])
 def test_a_networks_own_constants_are_not_rounded_to_its_files_type(

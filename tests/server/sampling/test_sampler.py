@@ -1,5 +1,4 @@
 import math
-import shutil
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +8,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pagetide_kernels import dispatch
-from pagetide_kernels.cpu import build
 from pagetide_server.engine.sampling.noise import BITS
 from pagetide_server.engine.sampling.sampled import NO_TOKEN
 from pagetide_server.engine.sampling.sampler import Sampler
@@ -23,13 +21,9 @@ MakeSequence = Callable[..., Sequence]
 
 @pytest.fixture(autouse=True, params=["cpp", "torch"])
 def kernels(request: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "cpp":
+        request.getfixturevalue("needs_compiler")
     monkeypatch.setenv(dispatch.VARIABLE, request.param)
-    try:
-        dispatch.choose(torch.device("cpu"))
-    except dispatch.KernelChoiceError:
-        if any(map(shutil.which, build.COMPILERS)):
-            raise
-        pytest.skip("no C++ compiler")
 
 
 @pytest.fixture
