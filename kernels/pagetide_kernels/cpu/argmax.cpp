@@ -14,7 +14,6 @@
 
 namespace {
 
-constexpr float NEVER = -std::numeric_limits<float>::infinity();
 // A row of which more than one column in so many may be the largest is computed whole: each column costs a vector of
 // weights a step, and the memory to note it.
 constexpr int64_t FLAT = 32;

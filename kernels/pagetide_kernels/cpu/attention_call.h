@@ -6,8 +6,6 @@
 
 namespace {
 
-constexpr float NEVER = -std::numeric_limits<float>::infinity();
-
 template <typename T>
 struct Call {
     const float* query;

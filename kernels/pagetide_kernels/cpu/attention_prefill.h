@@ -208,7 +208,7 @@ void compute_tile(const Call<T>& call, const Tile& tile, TileSpace& space) {
     Sums sums{stride, space.sums.fit(rows * stride), space.tops.fit(rows), space.totals.fit(rows * W)};
     Panels panels{0, 0, 0, {}, space.keys.fit(KEYS * call.key_dim), space.values.fit(KEYS * value_panels * NR)};
     float* nothing = space.nothing.fit(call.key_dim);
-    std::fill(nothing, nothing + call.key_dim, 0.f);
+    memset(nothing, 0, call.key_dim * sizeof(float));  // (Read as a T, so not written as a float.)
     std::fill(sums.sums, sums.sums + rows * stride, 0.f);
     std::fill(sums.tops, sums.tops + rows, NEVER);
     std::fill(sums.totals, sums.totals + rows * W, 0.f);

@@ -66,11 +66,11 @@ inline void round_group(const float* x, int64_t count, int8_t* to, float* scale,
         most = std::fabs(x[i]) > most ? std::fabs(x[i]) : most;
         not_finite += !(std::fabs(x[i]) <= std::numeric_limits<float>::max());
     }
-    const float inverse = most >= LEAST ? 127.f / most : 0.f, shift = 12582912.f;  // as in `exponential`: rounds
+    const float inverse = most >= LEAST ? 127.f / most : 0.f;
     int32_t sum = 0;
 #pragma omp simd reduction(+ : sum)
     for (int64_t i = 0; i < count; i++) {
-        const int32_t number = as<int32_t>(x[i] * inverse + shift) - as<int32_t>(shift);
+        const int32_t number = as<int32_t>(x[i] * inverse + ROUNDING) - as<int32_t>(ROUNDING);
         to[i] = int8_t(number);
         sum += number;
     }

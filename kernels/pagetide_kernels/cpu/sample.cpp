@@ -11,7 +11,6 @@
 
 namespace {
 
-constexpr float NEVER = -std::numeric_limits<float>::infinity();
 constexpr int64_t BLOCK = 256;
 // Logarithms of the least variable, 2^-32, a little less; and of weights that no float32 sum over a vocabulary notices.
 constexpr double LEAST = -22.2, UNSEEN = -40;

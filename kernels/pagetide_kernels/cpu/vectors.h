@@ -28,6 +28,8 @@ constexpr int W = 8;
 constexpr int W = 4;
 #endif
 
+constexpr float NEVER = -std::numeric_limits<float>::infinity();
+constexpr float ROUNDING = 12582912.f;  // 1.5 * 2^23: adding it rounds to a whole number, which the low bits then hold.
 constexpr int64_t WORTH_SHARING = 1 << 15;  // Numbers below which waking other threads takes longer than it saves.
 
 typedef float vec __attribute__((vector_size(4 * W)));
@@ -156,10 +158,9 @@ inline vec fused(vec a, vec b, vec c) {
 
 // e^x within 2 units in the last place; 0 below -87, so for minus infinity too. A Taylor series on |x| <= ln 2 / 2.
 inline float exponential(float x) {
-    const float shift = 12582912.f;  // 1.5 * 2^23: adding it rounds to a whole number, which the low bits then hold
     float bounded = x < -87.f ? -87.f : (x > 88.f ? 88.f : x);
-    float shifted = bounded * 1.44269504f + shift;
-    float n = shifted - shift;
+    float shifted = bounded * 1.44269504f + ROUNDING;
+    float n = shifted - ROUNDING;
     float r = bounded - n * 0.693359375f + n * 2.12194440e-4f;
     float p = 1.f / 5040;
     p = p * r + 1.f / 720;
@@ -175,7 +176,7 @@ inline float exponential(float x) {
 
 // The same of each number.
 inline vec exponential(vec x) {
-    const vec shift = all(12582912.f);
+    const vec shift = all(ROUNDING);
     const vec low = all(-87.f), high = all(88.f);
     vec bounded = x < low ? low : x;
     bounded = bounded > high ? high : bounded;
