@@ -197,5 +197,5 @@ class Generation:
                 record.finish("error")
             else:
                 record.dismiss()
-        structure = self._by_id[errors[0].request_id].prompt.params.structure
-        return refusal(errors[0], self._metrics.expected_wait(time.monotonic()), structure)
+        field = self._by_id[errors[0].request_id].prompt.structure_field
+        return refusal(errors[0], self._metrics.expected_wait(time.monotonic()), field)

@@ -17,6 +17,7 @@ from .parts import Parts, TextParser
 from .prompts import Prompter
 from .protocol import ChatRequest
 from .reasoning import CLOSE, OPEN, ThinkParser
+from .structures import Asked
 from .tools.forced import ListParser, NamedParser
 from .tools.hermes import HermesParser
 from .tools.llama3 import Llama3Parser
@@ -116,26 +117,27 @@ def begins_in_reasoning(params: SamplingParams, prompt: str) -> bool:
     return params.structure is None and prompt.rfind(CLOSE) <= prompt.rfind(OPEN)
 
 
-def tool_params(request: ChatRequest, params: SamplingParams) -> SamplingParams:
-    """The parameters, with the form that a forced tool call must have.
+def with_forced_call(request: ChatRequest, asked: Asked) -> Asked:
+    """The form that a forced tool call must have; where none is forced, what the request's other fields ask for.
 
     Raises:
         ApiError: 400; wrong tools, or a choice that does not fit them.
     """
     _check_tools(request)
-    if not uses_tools(request):
-        return params
-    if request.skip_special_tokens is None:
-        # Marks of tool calls are special tokens in some vocabularies.
-        params = msgspec.structs.replace(params, skip_special_tokens=False)
-    schema = _forced_schema(request)
+    schema = _forced_schema(request) if uses_tools(request) else None
     if schema is None:
-        return params
-    if params.structure is not None:
+        return asked
+    if asked.structure is not None:
         raise invalid("tool_choice: a forced call and another form of the answer exclude each other", "tool_choice")
     value = msgspec.json.encode({**_ONE_LINE, **schema}).decode()
-    structure = Structure(kind="json", value=value, field="tools")
-    return msgspec.structs.replace(params, structure=structure)
+    return Asked("tools", Structure(kind="json", value=value))
+
+
+def showing_calls(request: ChatRequest, params: SamplingParams) -> SamplingParams:
+    """The parameters, with the marks of tool calls in the text: they are special tokens in some vocabularies."""
+    if not uses_tools(request) or request.skip_special_tokens is not None:
+        return params
+    return msgspec.structs.replace(params, skip_special_tokens=False)
 
 
 def uses_tools(request: ChatRequest) -> bool:

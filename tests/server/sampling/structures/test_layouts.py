@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from pagetide_server.api.protocol import ChatRequest, StructuredOutputs
-from pagetide_server.api.splitting import tool_params
-from pagetide_server.api.structures import structure_of
+from pagetide_server.api.splitting import with_forced_call
+from pagetide_server.api.structures import FREE, asked_structure
 from pagetide_server.engine.sampling.compiler import StructureCompiler
 from pagetide_server.text.tokenizer import Tokenizer
-from pagetide_server.wire.messages import SamplingParams, Structure
+from pagetide_server.wire.messages import Structure
 
 from .answers import SCHEMA
 
@@ -71,14 +71,14 @@ def test_a_required_call_follows_what_its_parameters_refer_to(
     places = {"north": parameters("Oslo"), "south": parameters("Rome")}
     tools = [{"type": "function", "function": {"name": n, "parameters": p}} for n, p in places.items()]
     request = ChatRequest(messages=[], tools=tools, tool_choice="required")
-    structure = tool_params(request, SamplingParams()).structure
+    structure = with_forced_call(request, FREE).structure
     assert structure is not None
     assert follows(byte_level, compiler, structure, text) is allowed
 
 
 def test_a_layout_that_is_asked_for_leaves_references_whole(byte_level: Tokenizer, compiler: StructureCompiler) -> None:
     outputs = StructuredOutputs(json=parameters("Oslo"), disable_any_whitespace=True)
-    structure = structure_of(ChatRequest(messages=[], structured_outputs=outputs))
+    structure = asked_structure(ChatRequest(messages=[], structured_outputs=outputs)).structure
     assert structure is not None
     assert follows(byte_level, compiler, structure, '{"at":{"city":"Oslo"}}')
     assert not follows(byte_level, compiler, structure, '{"at": {"city":"Oslo"}}')
