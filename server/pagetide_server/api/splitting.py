@@ -32,6 +32,8 @@ _FORMATS: dict[str, Callable[[], TextParser]] = {
 _SIGNS = {"hermes": ("<tool_call>",), "mistral": ("[TOOL_CALLS]",), "llama3": ("<|python_tag|>", '{"name": function')}
 # Of a forced call: the form that models have learnt for calls. It is an option of the schemas' compiler.
 _ONE_LINE = {"x-guidance": {"whitespace_pattern": " ?"}}
+# Of a required list of calls. A model that repeats one would go on until its tokens run out, and end in the middle.
+MAX_CALLS = 128
 _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
 
@@ -187,8 +189,8 @@ def _forced_schema(request: ChatRequest) -> dict[str, Any] | None:
         }
         for name, parameters in functions.items()
     ]
-    most = {"maxItems": 1} if request.parallel_tool_calls is False else {}
-    return {"type": "array", "minItems": 1, **most, "items": {"anyOf": calls}}
+    most = 1 if request.parallel_tool_calls is False else MAX_CALLS
+    return {"type": "array", "minItems": 1, "maxItems": most, "items": {"anyOf": calls}}
 
 
 def _check_tools(request: ChatRequest) -> None:

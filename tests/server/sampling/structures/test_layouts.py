@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from pagetide_server.api.protocol import ChatRequest, StructuredOutputs
-from pagetide_server.api.splitting import with_forced_call
+from pagetide_server.api.splitting import MAX_CALLS, with_forced_call
 from pagetide_server.api.structures import FREE, asked_structure
 from pagetide_server.engine.sampling.compiler import StructureCompiler
 from pagetide_server.text.tokenizer import Tokenizer
@@ -61,6 +61,8 @@ def call(name: str, city: str) -> str:
     [
         pytest.param(f"[{call('north', 'Oslo')}]", True, id="a call"),
         pytest.param(f"[{call('north', 'Oslo')}, {call('south', 'Rome')}]", True, id="calls of two functions"),
+        pytest.param(f"[{', '.join([call('north', 'Oslo')] * MAX_CALLS)}]", True, id="as many calls as may be"),
+        pytest.param(f"[{', '.join([call('north', 'Oslo')] * (MAX_CALLS + 1))}]", False, id="one more"),
         pytest.param(f"[{call('north', 'Rome')}]", False, id="a part of another function's parameters"),
         pytest.param(f"[\n{call('north', 'Oslo')}\n]", False, id="a call on a line of its own"),
     ],
