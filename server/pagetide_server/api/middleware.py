@@ -118,11 +118,15 @@ class Edge:
         # Probes and scrapes are not traced.
         if self._context.tracing is not None and scope["path"] not in OPEN_PATHS:
             call.trace_id = self._context.tracing.record(scope, route, code, call.request_id, call.began)
-        if access.isEnabledFor(logging.INFO):
-            quiet = scope["path"] in OPEN_PATHS and code == 200
+        level = logging.DEBUG if self._is_usual(scope, code) else logging.INFO
+        if access.isEnabledFor(level):
             fields = call.fields()
-            level = logging.DEBUG if quiet else logging.INFO
             access.log(level, "%s", _line(scope, code, fields), extra=fields)
+
+    def _is_usual(self, scope: Scope, code: int) -> bool:
+        """Whether it is a probe or a scrape, of which many come, with the answer that they must get now."""
+        is_closed = self._context.lifecycle.why_closed() is not None
+        return scope["path"] in OPEN_PATHS and (code == 200 or (code == 503 and is_closed))
 
     def _route(self, scope: Scope) -> str:
         """The path template of a request that was refused before it came to its route."""

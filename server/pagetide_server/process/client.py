@@ -100,7 +100,7 @@ class EngineClient:
     async def close(self, at_once: bool = False) -> None:
         """End the engine process and fail what is still open. May be called twice, and after a failed start.
 
-        `at_once`: it may not end its step first.
+        `at_once`: it may not end its step first, nor may an engine that is stuck.
         """
         self._closing = True
         process = self._process
@@ -108,9 +108,9 @@ class EngineClient:
             self._send(Shutdown())
             # While it loads, the engine reads no messages.
             is_loaded = self._ready is not None and self._ready.done()
-            patience = EXIT_SECONDS if is_loaded and not at_once else 0
+            is_awaited = is_loaded and not at_once and self.why_unhealthy() is None
             try:
-                await asyncio.wait_for(process.wait(), patience)
+                await asyncio.wait_for(process.wait(), EXIT_SECONDS if is_awaited else 0)
             except TimeoutError:
                 with contextlib.suppress(ProcessLookupError):
                     process.kill()
