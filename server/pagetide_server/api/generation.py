@@ -12,10 +12,10 @@ from ..process.mailbox import Mailbox
 from ..text.answer import Delta, joined
 from ..text.tokenizer import Tokenizer
 from ..wire.messages import SequenceOutput, TokenLogprobs
-from .answer import RecordedAnswer
 from .errors import ApiError, refusal
 from .metrics import ServerMetrics
 from .record import Record
+from .recorded_answer import RecordedAnswer
 
 
 @dataclasses.dataclass(slots=True)

@@ -20,6 +20,7 @@ from pagetide_spec.web import request_id_of
 from .context import Context
 from .errors import ApiError, response, translate
 from .health import OPEN_PATHS
+from .lifecycle import Phase
 
 access = logging.getLogger("pagetide.access")
 
@@ -124,9 +125,9 @@ class Edge:
             access.log(level, "%s", _line(scope, code, fields), extra=fields)
 
     def _is_usual(self, scope: Scope, code: int) -> bool:
-        """Whether it is a probe or a scrape, of which many come, with the answer that they must get now."""
-        is_closed = self._context.lifecycle.why_closed() is not None
-        return scope["path"] in OPEN_PATHS and (code == 200 or (code == 503 and is_closed))
+        """Whether it is a probe or a scrape, of which many come, and an answer that it must get now."""
+        usual = (200,) if self._context.lifecycle.phase is Phase.SERVING else (200, 503)
+        return scope["path"] in OPEN_PATHS and code in usual
 
     def _route(self, scope: Scope) -> str:
         """The path template of a request that was refused before it came to its route."""

@@ -16,7 +16,7 @@ from typing import Any
 
 import uvicorn
 
-from pagetide_http.protocol import GuardedProtocol, Limits
+from pagetide_http.protocol import ConnectionLimits, GuardedProtocol
 from pagetide_spec.config import EngineConfig
 from pagetide_spec.errors import PagetideError, SettingError
 from pagetide_spec.logs import in_form
@@ -108,7 +108,7 @@ class Server:
     def _http_config(self) -> uvicorn.Config:
         return uvicorn.Config(
             create_app(self._context, self._keys),
-            http=GuardedProtocol.within(Limits(self._config.header_timeout_s, MAX_HEAD)),
+            http=GuardedProtocol.within(ConnectionLimits(self._config.header_timeout_s, MAX_HEAD)),
             ws="none",
             lifespan="off",
             log_config=None,

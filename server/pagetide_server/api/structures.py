@@ -54,7 +54,9 @@ def _all_asked(request: SamplingFields) -> list[Asked]:
             _text("grammar", "structured_outputs.grammar", outputs.grammar),
         ]
         if all(one is FREE for one in inner):
-            raise invalid("structured_outputs: name one of json, regex, choice, grammar", "structured_outputs")
+            raise invalid(
+                "structured_outputs: name one of json, json_object, regex, choice, grammar", "structured_outputs"
+            )
         found += inner
     return found
 
