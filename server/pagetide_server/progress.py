@@ -36,7 +36,7 @@ class LoadingProgress:
             self._bar.update(self._task, description=stage, completed=fraction)
         elif is_news:
             self._logged = fraction
-            log.info("loading: %s", self)
+            log.info("loading: %s", str(self))  # as it is now: a handler may format it later
 
     def __str__(self) -> str:
         """Such as "weights 40%"; empty before the first report."""
