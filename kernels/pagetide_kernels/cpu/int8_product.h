@@ -70,9 +70,9 @@ inline void round_group(const float* x, int64_t count, int8_t* to, float* scale,
     int32_t sum = 0;
 #pragma omp simd reduction(+ : sum)
     for (int64_t i = 0; i < count; i++) {
-        const int32_t number = as<int32_t>(x[i] * inverse + ROUNDING) - as<int32_t>(ROUNDING);
-        to[i] = int8_t(number);
-        sum += number;
+        const int8_t number = int8_t(as<int32_t>(x[i] * inverse + ROUNDING) - as<int32_t>(ROUNDING));
+        to[i] = number;
+        sum += number;  // small for NaN, too: any number will do beside a scale of NaN, but no sum may overflow
     }
     for (int64_t i = count; i < padded(count); i++) to[i] = 0;
     *scale = not_finite ? NAN : most / 127.f;
