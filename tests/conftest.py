@@ -9,6 +9,7 @@ import gc
 import json
 import logging
 import os
+import signal
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
@@ -108,11 +109,12 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 
 class ProcessState:
-    """What our programs set for the whole of their process: the environment, loggers, and a heap that is frozen."""
+    """What programs set for all of their process: environment, signal handlers, loggers, a heap that is frozen."""
 
     def __init__(self) -> None:
         loggers = [logging.root, *logging.root.manager.loggerDict.values()]
         self._loggers = [(each, each.level, each.handlers[:]) for each in loggers if isinstance(each, logging.Logger)]
+        self._handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         self._environment, self._frozen = dict(os.environ), gc.get_freeze_count()
 
     def put_back(self) -> None:
@@ -120,6 +122,8 @@ class ProcessState:
         for name in os.environ.keys() - self._environment.keys():
             del os.environ[name]
         os.environ.update(self._environment)
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
         for logger, level, handlers in self._loggers:
             logger.setLevel(level)
             logger.handlers[:] = handlers
