@@ -67,7 +67,9 @@ def test_a_full_disk_is_one_line():
 
 def test_a_closed_stream_leaves_its_number_to_no_socket():
     """As `pagetide serve MODEL <&- >&- 2>&-` begins: what is printed must not go to the first client."""
-    code = "import os, sys; from pagetide_cli.main import main; main(['--version']); sys.exit(os.open('/', os.O_RDONLY))"
+    code = (
+        "import os, sys; from pagetide_cli.main import main; main(['--version']); sys.exit(os.open('/', os.O_RDONLY))"
+    )
     command = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-c", code]
     assert subprocess.run(command, timeout=60, check=False).returncode > 2
 
