@@ -279,7 +279,8 @@ def test_retry_after_is_what_requests_wait_now(wait, told):
 
 def test_keys_guard_everything_but_health_and_metrics(launch, tmp_path):
     keys = tmp_path / "keys"
-    keys.write_text("# operators\nfrom-file\n\n")
+    # As an editor on Windows writes it.
+    keys.write_bytes("first-in-file\r\n# operators\r\nfrom-file\r\n\r\nschlüssel".encode("utf-8-sig"))
     with launch("--api-key=first,second", f"--api-key-file={keys}") as server:
         for header in (
             {},
@@ -289,8 +290,9 @@ def test_keys_guard_everything_but_health_and_metrics(launch, tmp_path):
         ):
             for path in ("/v1/models", "/version", "/openapi.json", "/nothing"):
                 error_of(httpx.get(server.url + path, headers=header), 401)
-        for key in ("first", "second", "from-file"):
-            assert httpx.get(server.url + "/v1/models", headers={"authorization": f"Bearer {key}"}).status_code == 200
+        for key in ("first", "second", "first-in-file", "from-file", "schlüssel"):
+            header = {"authorization": f"Bearer {key}".encode()}
+            assert httpx.get(server.url + "/v1/models", headers=header).status_code == 200
         assert [server.status(p) for p in ("/livez", "/readyz", "/health", "/metrics")] == [200] * 4
 
 
