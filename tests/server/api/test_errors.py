@@ -136,6 +136,14 @@ def test_numbers_that_json_does_not_have_are_refused(server, field, number):
     error_of(server.http.post(COMPLETION, content=body), 400, field)
 
 
+@pytest.mark.parametrize("end", ["", ", ", "x" * 20], ids=["at the end", "near the end", "far from the end"])
+def test_half_a_surrogate_pair_is_told_wherever_it_stands(server, end):
+    """As a browser writes a text that was cut inside an emoji."""
+    body = f'{{"prompt": "\\ud83d{end}"}}'
+    error = error_of(server.http.post(COMPLETION, content=body), 400)
+    assert "surrogate pair" in error["message"]
+
+
 @pytest.mark.parametrize(
     "body",
     [
