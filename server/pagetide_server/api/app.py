@@ -48,7 +48,7 @@ class _Cors(CORSMiddleware):
     def __init__(self, app: ASGIApp, origins: str) -> None:
         allowed = [origin.strip() for origin in origins.split(",") if origin.strip()]
         every = ("*",)
-        super().__init__(app, allowed, every, every, expose_headers=(HEADER_REQUEST_ID,))
+        super().__init__(app, allowed, every, every, expose_headers=(HEADER_REQUEST_ID, "retry-after"))
 
     def preflight_response(self, request_headers: Headers) -> Response:
         """The answer to such a question."""
