@@ -54,7 +54,8 @@ class _Cors(CORSMiddleware):
     """Answers browsers' questions ahead of a request, which bring no key; `Edge` does not see them."""
 
     def __init__(self, app: ASGIApp, origins: str) -> None:
-        allowed = [origin.strip() for origin in origins.split(",") if origin.strip()]
+        # A browser names an origin without the slash with which its address ends.
+        allowed = [origin.strip().rstrip("/") for origin in origins.split(",") if origin.strip()]
         every = ("*",)
         super().__init__(app, allowed, every, every, expose_headers=(HEADER_REQUEST_ID, "retry-after"))
 

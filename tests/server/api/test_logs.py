@@ -84,7 +84,13 @@ def test_no_json_line_is_lost_or_misread(fields, expected):
     assert json.loads(line).items() >= expected.items()
 
 
-@pytest.mark.parametrize(("flags", "allowed"), [((), None), (("--cors-origins=" + ORIGIN,), ORIGIN)], ids=["off", "on"])
+@pytest.mark.parametrize(
+    ("flags", "allowed"),
+    [
+        pytest.param((), None, id="off"),
+        pytest.param((f"--cors-origins=https://a.example, {ORIGIN}/",), ORIGIN, id="on, as addresses are copied"),
+    ],
+)
 def test_cors_is_off_unless_asked(launch, flags, allowed):
     with launch(*flags) as server:
         ask = {"origin": ORIGIN, "access-control-request-method": "POST"}
