@@ -15,7 +15,6 @@ from .protocol import StreamOptions, StructuredOutputs
 
 T = TypeVar("T", bound=msgspec.Struct)
 
-_PATH = re.compile(r"^(?P<problem>.*?)(?: - at `(?P<path>[^`]*)`)?$", re.DOTALL)
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*)`$", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(?P<name>.*)`$", re.DOTALL)
 _BYTE = re.compile(r"\(byte (\d+)\)")
@@ -51,8 +50,9 @@ def unknown_field(name: str, kind: type[msgspec.Struct], path: str = "") -> ApiE
 
 
 def _explained(text: str, raw: bytes, kind: type[msgspec.Struct]) -> ApiError:
-    match = _PATH.match(text)
-    problem, path = (match["problem"], (match["path"] or "$")) if match else (text, "$")
+    # No regular expression: a name may have 32 MB, and whoever is served waits meanwhile.
+    head, at, place = text.rpartition(" - at `")
+    problem, path = (head, place[:-1]) if at and place.find("`") == len(place) - 1 else (text, "$")
     field = path.removeprefix("$").removeprefix(".")
     if found := _UNKNOWN.match(problem):
         return unknown_field(found["name"], _NESTED.get(field, kind), field)
