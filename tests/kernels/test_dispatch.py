@@ -192,6 +192,18 @@ def test_a_part_of_a_library_is_built_again(empty_cache: Path, monkeypatch: pyte
     assert build._built(()) == path
 
 
+def test_a_compiler_that_is_older_than_the_processor_builds_what_it_can(tmp_path: Path) -> None:
+    """GCC before 11 does not know AVX-VNNI, which laptops have."""
+    script = tmp_path / "old-c++"
+    refuses = 'case "$*" in *vnni*) echo "error: unrecognized option" >&2; exit 1;; esac'
+    script.write_text(f'#!/bin/sh\n{refuses}\nwhile [ "$1" != -o ]; do shift; done; echo built > "$2"\n')
+    script.chmod(0o755)
+    for name, (_, flag) in build.DOT_PRODUCTS.items():
+        made = tmp_path / f"{name}.so"
+        build.compile_library([str(script)], (*build.FLAGS, *build.INSTRUCTION_SETS[name], flag), made)
+        assert made.read_text() == "built\n"
+
+
 needs_compiler = pytest.mark.skipif(not any(map(shutil.which, build.COMPILERS)), reason="no C++ compiler")
 # Whatever was built ahead in this tree does not count.
 LOAD = "from pagetide_kernels.cpu import build; build.PREBUILT = build.FOLDER / 'none'; build.load(); print('loaded')"

@@ -39,6 +39,7 @@ _AVX512 = ("-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl", "-mprefer-vect
 INSTRUCTION_SETS = {"AVX2": _AVX2, "AVX512": (*_AVX2, *_AVX512)}
 # Sums of products of 8 bits, for processors that say that they have them: (as /proc/cpuinfo writes it, flag).
 DOT_PRODUCTS = {"AVX2": ("avx_vnni", "-mavxvnni"), "AVX512": ("avx512_vnni", "-mavx512vnni")}
+_DOT_FLAGS = {flag for _, flag in DOT_PRODUCTS.values()}
 X86 = ("x86_64", "amd64")
 # What the ends of the functions' names call the types that they take.
 DTYPE_NAMES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
@@ -193,7 +194,7 @@ def key(compiler: list[str], flags: tuple[str, ...]) -> str:
 
 
 def compile_library(compiler: list[str], flags: tuple[str, ...], path: Path) -> None:
-    """Compile to `path`, where it appears when it is whole.
+    """Compile to `path`, where it appears when it is whole; without DOT_PRODUCTS if the compiler fails with them.
 
     Raises:
         BuildError: the compiler failed, or took too long.
@@ -209,6 +210,10 @@ def compile_library(compiler: list[str], flags: tuple[str, ...], path: Path) -> 
             raise BuildError(f"{compiler[0]} took longer than {COMPILE_TIMEOUT_S:.0f} s") from error
         except OSError as error:
             raise BuildError(f"{compiler[0]} cannot be run: {_line(error)}") from error
+        older = tuple(flag for flag in flags if flag not in _DOT_FLAGS)
+        if result.returncode and older != flags:  # the processor may have come after the compiler
+            compile_library(compiler, older, path)
+            return
         if result.returncode:
             lines = [line for line in result.stderr.splitlines() if "error" in line] or result.stderr.splitlines()
             raise BuildError(f"{compiler[0]} failed: {lines[0].strip()[:300] if lines else result.returncode}")
