@@ -67,6 +67,8 @@ _SLOTS = {
     "W3": {"slots": 1, "context": 512},
     "W4": {"slots": 1, "context": 4352},
 }
+# OpenVINO keeps no prefix unless it is told to; the others do so by themselves.
+_SHARES = {"W2": {"prefix_caching": True}}
 _LLAMA = "llama.cpp/bin/llama-server"
 _OPENVINO, _VLLM = "openvino/bin/python", "vllm/bin/python"
 _TRANSFORMERS = "transformers/bin/python"
@@ -83,8 +85,16 @@ CONTENDERS = {
         Contender("pagetide-bf16-http", "bfloat16", 16, "drive_pagetide_http.py", model="-bf16"),
         Contender("vllm", "float32", 32, "drive_vllm.py", _VLLM),
         Contender("vllm-bf16", "bfloat16", 16, "drive_vllm.py", _VLLM, "-bf16", {"": {"dtype": "bfloat16"}}),
-        Contender("openvino-bf16", "bfloat16", 16, "drive_openvino.py", _OPENVINO, "-ov", {"": {"precision": "bf16"}}),
-        Contender("openvino", "float32", 32, "drive_openvino.py", _OPENVINO, "-ov"),
+        Contender(
+            "openvino-bf16",
+            "bfloat16",
+            16,
+            "drive_openvino.py",
+            _OPENVINO,
+            "-ov",
+            {"": {"precision": "bf16"}, **_SHARES},
+        ),
+        Contender("openvino", "float32", 32, "drive_openvino.py", _OPENVINO, "-ov", _SHARES),
         Contender("llama.cpp", "float32", 32, "drive_llama.py", _LLAMA, "-f32.gguf", _SLOTS),
         Contender("llama.cpp-q8_0", "Q8_0", 8, "drive_llama.py", _LLAMA, "-q8_0.gguf", _SLOTS),
         Contender("transformers", "float32", 32, "drive_transformers.py", _TRANSFORMERS),

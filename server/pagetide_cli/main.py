@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import importlib
 import os
 import sys
@@ -31,6 +32,7 @@ READER_LEFT = 141
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code (2 for a wrong call)."""
+    _open_streams()
     args = list(sys.argv[1:] if argv is None else argv)
     if not args or args[0] in ("-h", "--help"):
         print(usage())
@@ -53,8 +55,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # whoever read the output, such as `head`, has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return READER_LEFT
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        print(f"pagetide {args[0]}: error: the output cannot be written: {error.strerror}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except KeyboardInterrupt:  # before the command handles signals by itself
         return INTERRUPTED
+
+
+def _open_streams() -> None:
+    """Open a closed stdin, stdout or stderr on nothing: else a socket takes its number, and gets what is printed."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - for as long as the process lives
 
 
 def load(name: str) -> Callable[[Sequence[str]], int] | None:

@@ -16,6 +16,7 @@ from pagetide_spec.flags import add_flags, config_from, env_of, misspelt
 from pagetide_spec.logs import set_up_logging
 from pagetide_spec.names import EXIT_SETTING, FLAG_DOWNLOAD_ONLY
 
+from . import before_fastapi  # before the others, most of which import FastAPI
 from .api.keys import read_keys
 from .api.server import Server
 from .api.sockets import listen
@@ -47,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"pagetide serve: error: {error}", file=sys.stderr)
         return EXIT_SETTING
     set_up_logging(config.log_level, config.log_format)
-    for hint in misspelt(os.environ):
+    for hint in (*misspelt(os.environ), *before_fastapi.HINTS):
         log.warning("%s", hint)
     if listener is None:
         return download(config)

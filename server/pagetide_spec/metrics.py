@@ -64,6 +64,7 @@ SERVER_METRICS: dict[str, Metric] = {
             "device",
             "attention",
             "kv_cache_dtype",
+            "num_blocks",
         ),
         _gauge("max_num_seqs", "Sequences that may run at once."),
         _gauge("kv_capacity_tokens", "Tokens that the KV cache holds."),
@@ -198,4 +199,16 @@ VLLM_METRICS: dict[str, tuple[str, dict[str, str]]] = {
     "vllm:request_prompt_tokens": ("request_prompt_tokens", {}),
     "vllm:request_generation_tokens": ("request_generation_tokens", {}),
     "vllm:iteration_tokens_total": ("engine_step_tokens", {}),
+    # From this the Gateway API Inference Extension's endpoint picker learns how much each replica can cache.
+    "vllm:cache_config_info": (
+        "engine_info",
+        {
+            "num_blocks": "num_gpu_blocks",
+            "kv_cache_dtype": "cache_dtype",
+            "version": "",
+            "dtype": "",
+            "device": "",
+            "attention": "",
+        },
+    ),
 }

@@ -85,28 +85,29 @@ def _mooncake(lines: Iterable[tuple[int, str]], source: str) -> list[Row]:
 
 
 def _azure(lines: list[tuple[int, str]], source: str) -> list[Row]:
-    table = csv.reader(line for _, line in lines)
-    head = next(table)
+    head = next(csv.reader([lines[0][1]]))
     try:
         columns = [head.index(name) for name in AZURE_COLUMNS]
     except ValueError:
         wanted = ",".join(AZURE_COLUMNS)
         raise SettingError("--trace", source, f"must be JSON lines, or CSV with the columns {wanted}") from None
     rows = []
-    for (number, _), cells in zip(lines[1:], table, strict=True):
+    for number, line in lines[1:]:
         try:
+            cells = next(csv.reader([line]))
             at, prompt, output = (cells[column] for column in columns)
             rows.append(_row(_seconds(at), int(prompt), int(output), (), number, source))
-        except (ValueError, IndexError) as error:
+        except IndexError:
+            raise SettingError("--trace", source, f"line {number}: has fewer columns than the first line") from None
+        except (ValueError, csv.Error) as error:
             raise SettingError("--trace", source, f"line {number}: {error}") from None
     return rows
 
 
 def _seconds(text: str) -> float:
-    # Seven digits of a second are in the file; `fromisoformat` takes six.
-    whole, _, fraction = text.partition(".")
-    base = datetime.datetime.fromisoformat(whole).replace(tzinfo=datetime.UTC).timestamp()
-    return base + (float("0." + fraction) if fraction else 0.0)
+    # The traces of 2023 name no zone and mean UTC, those of 2024 end in +00:00.
+    moment = datetime.datetime.fromisoformat(text)
+    return (moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)).timestamp()
 
 
 def _row(at: float, prompt: int, output: int, hash_ids: tuple[int, ...], number: int, source: str) -> Row:

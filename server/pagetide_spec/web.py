@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import socket
 import uuid
@@ -61,8 +62,10 @@ def listen(host: str, port: int) -> socket.socket:
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
-        problem = f"cannot listen on {address}: {error.strerror}; choose another with --port"
-        raise SettingError("--port", port, problem) from None
+        problem = f"cannot listen on {address}: {error.strerror}"
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise SettingError("--host", host, problem) from None
+        raise SettingError("--port", port, f"{problem}; choose another with --port") from None
     listener.setblocking(False)
     return listener
 

@@ -110,6 +110,12 @@ def test_unlike_precisions_are_refused_unless_asked_for(names: list[str], refuse
     assert "--unlike-precisions" in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["openvino", "openvino-bf16"])
+def test_an_engine_that_keeps_no_prefix_by_itself_is_told_to_where_one_is_shared(name: str) -> None:
+    options = {workload: CONTENDERS[name].options_of(workload) for workload in WORKLOADS}
+    assert [workload for workload in WORKLOADS if options[workload].get("prefix_caching")] == ["W2"]
+
+
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_workloads_are_what_they_are_said_to_be(name: str) -> None:
     shape, made = WORKLOADS[name], requests_of(name)

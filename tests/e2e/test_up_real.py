@@ -59,14 +59,7 @@ def test_answers_are_the_same_alone_together_and_streamed(up):
 
 
 @pytest.mark.slow
-def test_nothing_survives_a_killed_runner_not_even_the_engine(up, until):
-    assert len(up.left_over()) >= 3, "runner, server and engine"
-    up.end(signal.SIGKILL)
-    until(lambda: not up.left_over(), 10)
-
-
-@pytest.mark.slow
-def test_a_killed_engine_is_replaced_and_the_reason_told(up, until):
+def test_a_killed_engine_is_replaced_and_a_killed_runner_leaves_none(up, until):
     server = up.service("tiny")["pods"][0]["pid"]
     before = text_of(up, "abc")
     for pid in set(up.left_over()) - {up.process.pid, server}:
@@ -75,6 +68,9 @@ def test_a_killed_engine_is_replaced_and_the_reason_told(up, until):
     until(lambda: up.service("tiny")["readyReplicas"] == 1, LOAD_S)
     assert "tiny-0: exit code " in up.text
     assert text_of(up, "abc") == before
+    assert len(up.left_over()) >= 3, "runner, server and engine"
+    up.end(signal.SIGKILL)
+    until(lambda: not up.left_over(), 10)
 
 
 @pytest.mark.slow

@@ -251,13 +251,21 @@ async def test_a_list_that_fails_for_a_while_is_asked_for_again(server, run, ser
 
 
 async def test_what_happened_before_the_watches_began_is_seen_soon(server, run, service, monkeypatch):
+    asked, plain = [], act.listed
+
     async def see_nothing(self):
         await asyncio.Event().wait()
 
+    async def listed(client, kind, *more):
+        made = await plain(client, kind, *more)
+        asked.append(kind.name)
+        return made
+
     monkeypatch.setattr(Operator, "_watch", see_nothing)
+    monkeypatch.setattr(act, "listed", listed)
     monkeypatch.setattr(process, "SECOND_LIST_SECONDS", 0.5)
     await run()
-    await asyncio.sleep(0.3)  # the first list has been made
+    await until(lambda: KIND in asked)
     server.objects[RESOURCES, "ns", "llm"] = service()
     await until(lambda: reason(server) == "Starting", 5)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -54,6 +55,23 @@ def test_a_reader_that_leaves_ends_a_command_quietly():
         process.stdout.close()
         assert process.stderr.read() == ""
         assert process.wait(60) == READER_LEFT
+
+
+def test_a_full_disk_is_one_line():
+    command = [sys.executable, "-m", "pagetide_cli.main", "crd"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "pagetide crd: error: the output cannot be written: No space left on device\n"
+
+
+def test_a_closed_stream_leaves_its_number_to_no_socket():
+    """As `pagetide serve MODEL <&- >&- 2>&-` begins: what is printed must not go to the first client."""
+    code = (
+        "import os, sys; from pagetide_cli.main import main; main(['--version']); sys.exit(os.open('/', os.O_RDONLY))"
+    )
+    command = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-c", code]
+    assert subprocess.run(command, timeout=60, check=False).returncode > 2
 
 
 def test_a_misspelt_variable_is_hinted_at_and_others_are_left_alone():

@@ -35,3 +35,9 @@ def test_a_free_port_is_taken_for_0_and_is_then_busy():
 def test_a_number_that_is_no_port_is_refused(port):
     with pytest.raises(SettingError, match="must be from 0 to 65535"):
         listen("127.0.0.1", port)
+
+
+def test_an_address_of_another_machine_is_told_by_the_host():
+    # TEST-NET-1 of RFC 5737: nobody's.
+    with pytest.raises(SettingError, match=r"^--host: '192\.0\.2\.1': cannot listen on 192\.0\.2\.1:0: "):
+        listen("192.0.2.1", 0)

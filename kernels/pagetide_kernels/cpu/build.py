@@ -38,6 +38,7 @@ _AVX512 = ("-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl", "-mprefer-vect
 INSTRUCTION_SETS = {"AVX2": _AVX2, "AVX512": (*_AVX2, *_AVX512)}
 # Sums of products of 8 bits, for processors that say that they have them: (as /proc/cpuinfo writes it, flag).
 DOT_PRODUCTS = {"AVX2": ("avx_vnni", "-mavxvnni"), "AVX512": ("avx512_vnni", "-mavx512vnni")}
+_DOT_FLAGS = {flag for _, flag in DOT_PRODUCTS.values()}
 X86 = ("x86_64", "amd64")
 # What the ends of the functions' names call the types that they take.
 DTYPE_NAMES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
@@ -182,20 +183,18 @@ def key(compiler: list[str], flags: tuple[str, ...]) -> str:
 def compile_library(compiler: list[str], flags: tuple[str, ...], path: Path) -> None:
     """Compile to `path`, where it appears when it is whole and on the disk.
 
+    Without DOT_PRODUCTS if the compiler fails with them.
+
     Raises:
         BuildError: the compiler failed, or took too long.
     """
     with tempfile.TemporaryDirectory(dir=path.parent, prefix="unfinished-") as folder:
         made = Path(folder) / path.name
-        command = [*compiler, *flags, *map(str, sources()), "-o", str(made)]
-        try:
-            result = subprocess.run(
-                command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S
-            )
-        except subprocess.TimeoutExpired as error:
-            raise BuildError(f"{compiler[0]} took longer than {COMPILE_TIMEOUT_S:.0f} s") from error
-        except OSError as error:
-            raise BuildError(f"{compiler[0]} cannot be run: {_line(error)}") from error
+        result = _run([*compiler, *flags, *map(str, sources()), "-o", str(made)])
+        older = tuple(flag for flag in flags if flag not in _DOT_FLAGS)
+        if result.returncode and older != flags:  # the processor may have come after the compiler
+            compile_library(compiler, older, path)
+            return
         if result.returncode:
             lines = [line for line in result.stderr.splitlines() if "error" in line] or result.stderr.splitlines()
             raise BuildError(f"{compiler[0]} failed: {lines[0].strip()[:300] if lines else result.returncode}")
@@ -204,6 +203,17 @@ def compile_library(compiler: list[str], flags: tuple[str, ...], path: Path) -> 
         with made.open("rb") as file:
             os.fsync(file.fileno())
         made.rename(path)
+
+
+def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S
+        )
+    except subprocess.TimeoutExpired as error:
+        raise BuildError(f"{command[0]} took longer than {COMPILE_TIMEOUT_S:.0f} s") from error
+    except OSError as error:
+        raise BuildError(f"{command[0]} cannot be run: {_line(error)}") from error
 
 
 @contextlib.contextmanager

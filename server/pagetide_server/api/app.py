@@ -24,10 +24,18 @@ from .protocol import ChatRequest, CompletionRequest, DetokenizeRequest, Tokeniz
 
 BODIES: list[Any] = [CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest]
 
+# What FastAPI would do of its own accord. Newer ones trace each request too, beside our spans, and fail it where a
+# variable names a provider that is not there; older ones ignore the argument.
+WITHOUT: dict[str, Any] = {
+    "docs_url": None,
+    "redoc_url": None,
+    "telemetry": dict.fromkeys(("tracing", "metrics", "logs"), False),
+}
+
 
 def create_app(context: Context, keys: list[str]) -> ASGIApp:
     """The application; `keys` are those of which a client must bring one, none meaning open to all."""
-    app = FastAPI(title="Pagetide", version=context.version, docs_url=None, redoc_url=None, redirect_slashes=False)
+    app = FastAPI(title="Pagetide", version=context.version, redirect_slashes=False, **WITHOUT)
     app.state.context = context
     routers = [part.router for part in (completions, chat, models, tokenize, health)]
     for router in routers:
@@ -46,9 +54,10 @@ class _Cors(CORSMiddleware):
     """Answers browsers' questions ahead of a request, which bring no key; `Edge` does not see them."""
 
     def __init__(self, app: ASGIApp, origins: str) -> None:
-        allowed = [origin.strip() for origin in origins.split(",") if origin.strip()]
+        # A browser names an origin without the slash with which its address ends.
+        allowed = [origin.strip().rstrip("/") for origin in origins.split(",") if origin.strip()]
         every = ("*",)
-        super().__init__(app, allowed, every, every, expose_headers=(HEADER_REQUEST_ID,))
+        super().__init__(app, allowed, every, every, expose_headers=(HEADER_REQUEST_ID, "retry-after"))
 
     def preflight_response(self, request_headers: Headers) -> Response:
         """The answer to such a question."""

@@ -15,12 +15,13 @@ from .protocol import StreamOptions, StructuredOutputs
 
 T = TypeVar("T", bound=msgspec.Struct)
 
-_PATH = re.compile(r"^(?P<problem>.*?)(?: - at `(?P<path>[^`]*)`)?$", re.DOTALL)
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*)`$", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(?P<name>.*)`$", re.DOTALL)
 _BYTE = re.compile(r"\(byte (\d+)\)")
 _FIELD_BEFORE = re.compile(rb'"([A-Za-z_]{1,64})"\s*:\s*(?:\{[^{}]{0,200})?[-\w.+]*$')
 _NO_NUMBER = re.compile(rb"-?(?:NaN|Infinity)")
+# Half of a pair so near the end that msgspec takes the body for cut off.
+_HALF_AT_END = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}[^\\]{0,6}$")
 _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]")
 
 
@@ -49,8 +50,9 @@ def unknown_field(name: str, kind: type[msgspec.Struct], path: str = "") -> ApiE
 
 
 def _explained(text: str, raw: bytes, kind: type[msgspec.Struct]) -> ApiError:
-    match = _PATH.match(text)
-    problem, path = (match["problem"], (match["path"] or "$")) if match else (text, "$")
+    # No regular expression: a name may have 32 MB, and whoever is served waits meanwhile.
+    head, at, place = text.rpartition(" - at `")
+    problem, path = (head, place[:-1]) if at and place.find("`") == len(place) - 1 else (text, "$")
     field = path.removeprefix("$").removeprefix(".")
     if found := _UNKNOWN.match(problem):
         return unknown_field(found["name"], _NESTED.get(field, kind), field)
@@ -80,6 +82,7 @@ def _value_at(raw: bytes, path: str) -> str:
 def _malformed(text: str, raw: bytes) -> ApiError:
     place = _BYTE.search(text)
     if place is None:
+        text = "half of a UTF-16 surrogate pair" if _HALF_AT_END.search(raw[-16:]) else text
         return invalid(f"the body is not valid JSON: {text}")
     at = int(place[1])
     before = _FIELD_BEFORE.search(raw[max(0, at - 400) : at])

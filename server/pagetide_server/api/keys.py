@@ -27,7 +27,7 @@ def read_keys(config: EngineConfig) -> list[str]:
 
 def _from_file(name: str) -> list[str]:
     try:
-        lines = Path(name).read_text(encoding="utf-8").splitlines()
+        lines = Path(name).read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise SettingError("api_key_file", name, f"cannot be read: {error}") from None
     found = [line.strip() for line in lines if line.strip() and not line.startswith("#")]

@@ -39,9 +39,17 @@ def end_of_text(tokenizer: Tokenizer, ids: Sequence[int], offset: int) -> int:
 
 
 def _offsets(tokenizer: Tokenizer, ids: Sequence[int], offset: int) -> list[int]:
-    """Where each token begins, and where the last one ends. Special tokens take no place in the text."""
-    lengths = [0 if i in tokenizer.special_ids else len(tokenizer.token_text(i)) for i in ids]
+    """Where each token begins, and where the last one ends. Special tokens take no place in the text.
+
+    A character whose bytes are spread over several tokens belongs to the one that begins it.
+    """
+    lengths = [0 if i in tokenizer.special_ids else _begun(tokenizer.token_bytes(i)) for i in ids]
     return list(itertools.accumulate(lengths, initial=offset))
+
+
+def _begun(data: bytes) -> int:
+    """How many characters begin in a piece of UTF-8: its bytes but those that continue one."""
+    return sum(byte & 0xC0 != 0x80 for byte in data)
 
 
 def _top(tokenizer: Tokenizer, entry: TokenLogprobs) -> dict[str, float]:

@@ -206,7 +206,7 @@ class ServerMetrics(Collector):
         if ready.device_type == "cuda":
             self._read_gpus()
         computed = (ready.dtype, str(ready.block_size), ready.device, ready.attention, ready.kv_cache_dtype)
-        self._set("engine_info", 1, (self._version, *computed))
+        self._set("engine_info", 1, (self._version, *computed, str(ready.num_blocks)))
 
     def _read_gpus(self) -> None:
         names = {"gpu_utilization_ratio": "busy", "gpu_memory_used_bytes": "used", "gpu_memory_total_bytes": "total"}

@@ -136,6 +136,13 @@ class ChatRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     verbosity: str | None = None
     modalities: list[Literal["text"]] | None = None
     prediction: dict[str, Any] | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    # Not supported; some clients write null for all that is not set.
+    audio: None = None
+    function_call: None = None
+    functions: None = None
+    moderation: None = None
+    web_search_options: None = None
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

@@ -134,8 +134,7 @@ class Server:
         context.lifecycle.serve()
         # What is loaded lives as long as the process: a garbage collection that walks it all would delay every token.
         gc.freeze()
-        # On stdout whatever the log level is: people and scripts wait for this line.
-        print(in_form(f"serving {context.model_name} at {address}", self._config.log_format), flush=True)
+        _announce(in_form(f"serving {context.model_name} at {address}", self._config.log_format))
         died = asyncio.ensure_future(context.engine.died.wait())
         ended = asyncio.ensure_future(asyncio.wait((died, serving), return_when=asyncio.FIRST_COMPLETED))
         if not await self._unless_signalled(ended):
@@ -232,6 +231,14 @@ class Server:
         line = in_form(f"pagetide serve: error: {message}", self._config.log_format, logging.ERROR)
         print(line, file=sys.stderr, flush=True)
         return code
+
+
+def _announce(line: str) -> None:
+    """On stdout whatever the log level is: people and scripts wait for it. A full disk keeps no server from serving."""
+    try:
+        print(line, flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _version() -> str:

@@ -65,6 +65,9 @@ def tracing(env: Mapping[str, str], version: str) -> Tracing | None:
         asked = next(name for name in (EXPORTER, *ENDPOINTS) if env.get(name))
         log.warning("%s is set, but %s is not installed: no traces; %s", asked, error.name, install_hint("otel"))
         return None
+    except Exception as error:  # noqa: BLE001 - a wrong variable of the SDK's, of whatever kind
+        log.warning("no traces: OpenTelemetry cannot be set up: %s", error)
+        return None
 
 
 def _provider(wanted: list[str], version: str) -> TracerProvider:

@@ -33,7 +33,7 @@ def split_url(url: str) -> SplitResult:
         _ = parts.port
     except ValueError as error:
         raise SettingError("URL", url, str(error)) from None
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
         raise SettingError("URL", url, "must be http://HOST:PORT or https://HOST:PORT")
     return parts
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import operator
 
 from .figures import Summary
@@ -46,9 +47,13 @@ def slo(text: str) -> Slo:
     if name not in NAMES or not equals:
         raise ValueError(f"must be NAME=LIMIT; NAME is one of {', '.join(NAMES)}")
     try:
-        return Slo(name, float(limit))
+        found = float(limit)
     except ValueError:
-        raise ValueError(f"the limit must be a number, not {limit!r}") from None
+        found = math.nan
+    # Nothing would keep a limit of NaN.
+    if math.isnan(found):
+        raise ValueError(f"the limit must be a number, not {limit!r}")
+    return Slo(name, found)
 
 
 def measured(name: str, summary: Summary) -> float | None:

@@ -36,17 +36,20 @@ class PackedLinear(torch.nn.Module):
 
 
 class PackedEmbedding(torch.nn.Module):
-    """An embedding that reads the packed weights of the logits' matrix: ids [...] -> float32 [..., size]."""
+    """An embedding that reads the packed weights of the logits' matrix: ids [...] -> [..., size]."""
 
-    def __init__(self, weight: PackedWeight, scale: torch.Tensor | None) -> None:
+    like: torch.Tensor  # Its type is that of the network's other weights, and changes with theirs.
+
+    def __init__(self, weight: PackedWeight, scale: torch.Tensor | None, dtype: torch.dtype) -> None:
         super().__init__()
         self.packed = weight
         self.scale = scale
+        self.register_buffer("like", torch.empty(0, dtype=dtype), persistent=False)
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
         """ids [...] -> [..., size]"""
         rows = look_up(input_ids, self.packed)
-        return rows if self.scale is None else rows * self.scale
+        return (rows if self.scale is None else rows * self.scale).to(self.like.dtype)
 
 
 @torch.no_grad()
@@ -105,9 +108,9 @@ def _pack_tied(network: Any, kind: str) -> int | None:
         return None
     if not _is_plain_embedding(embedding):
         return None
-    weight = packed(head.weight, kind)
+    weight, dtype = packed(head.weight, kind), head.weight.dtype
     network.set_output_embeddings(PackedLinear(weight, head.bias))
-    network.set_input_embeddings(PackedEmbedding(weight, getattr(embedding, "embed_scale", None)))
+    network.set_input_embeddings(PackedEmbedding(weight, getattr(embedding, "embed_scale", None), dtype))
     return weight.nbytes
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import torch
@@ -77,16 +78,21 @@ def _token_bytes(hf_config: Any, dtype: torch.dtype) -> int:
 
 
 def peak_bytes(loaded: LoadedModel, limits: BatchLimits, max_model_len: int, block_size: int) -> int:
-    """Bytes that the GPU holds at most during the greatest step, weights included."""
-    step, blocks = greatest_step(limits, max_model_len, block_size)
-    runner = Runner(loaded, blocks, 0, block_size)
+    """Bytes that the GPU holds at most during the greatest step, weights included.
+
+    A step of decodes alone runs as well: there, attention keeps sums for every part of every row's context.
+    """
+    fewest = min(limits.max_num_seqs, limits.max_num_batched_tokens)
+    decodes = dataclasses.replace(limits, max_num_batched_tokens=fewest)
+    steps = [greatest_step(each, max_model_len, block_size) for each in (limits, decodes)]
+    runner = Runner(loaded, steps[0][1], 0, block_size)
     own = sum(part.nbytes for cache in runner.caches for part in cache)
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(loaded.device)
-    logits = runner.execute(step)
+    logits_bytes = max(runner.execute(step).written().nbytes for step, _ in steps)
     # The sampler works on a copy of the logits and on their sorted form, beside what it takes whatever the batch.
-    extra = 2 * logits.written().nbytes + sampler_bytes(loaded.vocab_size)
+    extra = 2 * logits_bytes + sampler_bytes(loaded.vocab_size)
     peak = torch.cuda.max_memory_reserved(loaded.device) + extra - own
-    del runner, logits
+    del runner
     torch.cuda.empty_cache()
     return peak

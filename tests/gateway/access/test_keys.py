@@ -143,17 +143,18 @@ def test_a_wrong_file_is_named_and_shows_no_key(text, problem, tmp_path):
     assert "--api-keys" in str(error.value)
 
 
-async def test_keys_are_read_again_when_they_change(tmp_path, monkeypatch, until):
+async def test_keys_are_read_again_when_they_change(tmp_path, monkeypatch, until, caplog):
     monkeypatch.setattr(key_file, "RELOAD_S", 0.02)
     path = tmp_path / "keys.yaml"
     path.write_text(LIST)
     ring = KeyRing(keys := read_keys(path))
     keeping = asyncio.create_task(keep_fresh(ring, path, keys))
     path.write_text("half a {file")
-    await asyncio.sleep(0.1)
+    await until(lambda: caplog.records)
     assert len(ring) == 2, "keys that cannot be read leave those of before"
+    caplog.clear()
     path.write_text(f"- {{name: 2026-13-45, key: {SECRET}}}")
-    await asyncio.sleep(0.1)
+    await until(lambda: caplog.records)
     assert not keeping.done()
     new = tmp_path / "new"
     new.write_text("- {name: c, key: sk-a-new-key}")

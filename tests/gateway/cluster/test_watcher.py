@@ -28,13 +28,15 @@ class FakeApi:
         self.queues: dict[str, list[asyncio.Queue]] = {PLURAL: [], "pods": []}
         self.mute, self.broken = False, 0
         self.lists: Counter = Counter()
+        self.refused: Counter = Counter()
         self.patches: list[tuple[str, dict]] = []
         self.queries: list[tuple[str, dict]] = []
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
-        if self.broken:
-            return web.json_response({"message": "go away"}, status=self.broken)
         plural = "pods" if "/pods" in request.path else PLURAL
+        if self.broken:
+            self.refused[plural] += 1
+            return web.json_response({"message": "go away"}, status=self.broken)
         self.queries.append((request.path, dict(request.query)))
         if request.method == "PATCH":
             self.patches.append((request.path, await request.json()))
@@ -143,10 +145,11 @@ async def test_names_that_collide_are_told_apart_by_namespace(api, watch, until)
     assert registry.find("b/other").key == "b/other", "the long name always works"
 
 
-async def test_only_the_named_namespaces_are_asked_for(api, watch):
+async def test_only_the_named_namespaces_are_asked_for(api, watch, until):
     api.queues = {PLURAL: [None, None], "pods": [None, None]}  # of no interest here
     await watch(namespaces=["a", "b"], synced=False)
-    await asyncio.sleep(0.3)
+    # Each is listed and then watched.
+    await until(lambda: len(api.queries) >= 8)
     paths = {path for path, _ in api.queries}
     assert paths == {f"/apis/pagetide.dev/v1alpha1/namespaces/{n}/{PLURAL}" for n in "ab"} | {
         f"/api/v1/namespaces/{n}/pods" for n in "ab"
@@ -161,7 +164,7 @@ async def test_an_outage_of_the_api_server_changes_nothing(api, watch, until):
     api.broken = 503
     for plural in api.queues:
         api.tell(plural, None)  # the watches end
-    await asyncio.sleep(0.3)
+    await until(lambda: all(api.refused[plural] >= 2 for plural in api.queues))
     assert set(registry.find("m").replicas) == {"p"}
     api.objects["pods"] = {"ns/q": pod("q", "m", ip="10.0.0.2")}
     api.broken = 0

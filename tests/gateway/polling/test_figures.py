@@ -13,10 +13,13 @@ from pagetide_gateway.replicas.registry import Health, Replica
 from pagetide_gateway.routing.routers import ExpectedTime
 
 
-async def test_figures_that_are_no_numbers_do_not_end_the_watch_over_others(start_replicas, start_gateway):
+async def test_figures_that_are_no_numbers_do_not_end_the_watch_over_others(start_replicas, start_gateway, until):
     odd, bad = await start_replicas(2)
+    asked = 0
 
     async def metrics() -> str:
+        nonlocal asked
+        asked += 1
         return 'pagetide_kv_capacity_tokens{model_name="m"} NaN\npagetide_max_num_seqs{model_name="m"} +Inf\n'
 
     odd.metrics = metrics
@@ -25,7 +28,8 @@ async def test_figures_that_are_no_numbers_do_not_end_the_watch_over_others(star
         async with front.post({"model": "m", "prompt": str(i) * 1000}) as response:
             assert response.status == 200
     assert odd.requests
-    await asyncio.sleep(0.3)  # the figures have been read
+    seen = asked
+    await until(lambda: asked >= seen + 2)  # the figures have been read
     bad.answer = odd.answer = hang
     async with asyncio.timeout(5), front.post({"model": "m", "stream": True}) as response:
         assert response.status == 502

@@ -214,12 +214,16 @@ async def test_a_key_that_no_header_can_carry_is_not_valid(start_replicas, start
     await browser.until(f"{STATE} == 'the API key is not valid'")
 
 
+IMPATIENT = _HTML.replace("PATIENCE_MS = 5000", "PATIENCE_MS = 300")
+
+
 async def test_a_gateway_that_hangs_is_told_from_one_at_work(browser):
     """It takes the question and says nothing, as a stopped process does."""
+    assert IMPATIENT != _HTML
     page, hangs, told = Page(Registry(), None), asyncio.Event(), asyncio.Event()
 
     async def show(request: web.Request) -> web.Response:
-        return web.Response(text=_HTML, content_type="text/html")
+        return web.Response(text=IMPATIENT, content_type="text/html")
 
     async def tell(request: web.Request) -> web.Response:
         if hangs.is_set():

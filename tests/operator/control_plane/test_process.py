@@ -1,4 +1,4 @@
-"""The operator as a process: its rights, two of them at once, an API server that goes away, and many services."""
+"""The operator as a process: its rights, and two of them at once."""
 
 import asyncio
 import signal
@@ -123,63 +123,6 @@ async def test_a_leader_that_stood_still_does_nothing_more(cluster, run_operator
     assert " apply " not in said
     await cluster.until(lambda: cluster.find("Service", "one"))
     assert second.process.poll() is None
-
-
-async def create_many(cluster, count):
-    async def create(i):
-        made = cluster.manifest(f"llm-{i}", replicas=0)
-        if i == 0:
-            made["spec"]["model"] = {"uri": "file:///x", "revision": "no such thing for files"}
-        await cluster.create(made)
-
-    for start in range(0, count, 20):
-        await asyncio.gather(*(create(i) for i in range(start, min(start + 20, count))))
-
-
-async def settled(cluster, count, condition="Ready", reason="ScaledToZero"):
-    """Whether all services but the broken one have this reason for that condition, and that one says why not."""
-    conditions = [c for o in await cluster.list(KIND) for c in o.get("status", {}).get("conditions", [])]
-    reasons = [c["reason"] for c in conditions if c["type"] == condition]
-    return reasons.count(reason) == count - 1 and reasons.count("InvalidSpec") == 1
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1500)
-async def test_hundreds_of_services_at_once_and_at_rest(cluster, nodes, run_operator):
-    """200 at once converge, one broken among them; 500 at rest cost next to nothing and no write."""
-    process = run_operator("--resync-seconds=30")  # ten times as often as usual
-    began = time.monotonic()
-    await create_many(cluster, 200)
-    await cluster.until(lambda: settled(cluster, 200), 180, pause=1)  # a list of hundreds is work for the server, too
-    converged = time.monotonic() - began
-    for i in range(200, 500, 20):
-        await asyncio.gather(*(cluster.create(cluster.manifest(f"llm-{j}", replicas=0)) for j in range(i, i + 20)))
-    # The cluster's own controllers are slower than the operator: they must have come to rest, too.
-    await cluster.until(lambda: settled(cluster, 500, "Progressing", "Complete"), 300, pause=1)
-    versions, used, began = await versions_of(cluster), process.cpu_seconds(), time.monotonic()
-    await asyncio.sleep(60)
-    share = (process.cpu_seconds() - used) / (time.monotonic() - began)
-    assert await versions_of(cluster) == versions
-    began = time.monotonic()
-    await cluster.create(cluster.manifest("late", replicas=0))
-    await cluster.until(lambda: cluster.find("PodDisruptionBudget", "late"), 20)
-    reaction = time.monotonic() - began
-    print(f"200 converged in {converged:.1f} s; 500 at rest: {share:.2%} of a core; a new one in {reaction:.2f} s")
-    assert share < 0.05
-    assert reaction < 1
-    # With the services goes all that was made for them; and the next test finds a garbage collector that has caught up.
-    await cluster.client.request("DELETE", cluster.path(KIND))
-    await cluster.until(lambda: is_empty(cluster), 600, pause=1)
-
-
-async def is_empty(cluster):
-    kinds = (KIND, "Deployment", "ReplicaSet", "Service", "PodDisruptionBudget")
-    return not any([await cluster.list(kind) for kind in kinds])
-
-
-async def versions_of(cluster):
-    kinds = (KIND, "Deployment", "Service", "ServiceAccount", "PodDisruptionBudget")
-    return {(k, o["metadata"]["name"]): o["metadata"]["resourceVersion"] for k in kinds for o in await cluster.list(k)}
 
 
 async def test_rights_are_no_wider_than_needed(cluster, other_kubeconfig, request):

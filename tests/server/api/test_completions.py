@@ -58,6 +58,15 @@ def test_streamed_equals_whole(client, request_fields):
             assert [i for p in parts for i in p.token_ids] == choice.token_ids
 
 
+def test_a_text_offset_is_a_place_in_the_text_though_tokens_hold_parts_of_characters(client):
+    text = "Der größte 🙂 market"
+    (choice,) = client.completions.create(model="tiny", prompt=text, max_tokens=0, echo=True, logprobs=0).choices
+    pairs = list(zip(choice.logprobs.tokens, choice.logprobs.text_offset, strict=True))[1:]
+    assert [token for token, _ in pairs if token.startswith("bytes:")]
+    whole = [(token, at) for token, at in pairs if not token.startswith("bytes:")]
+    assert [choice.text[at : at + len(token)] for token, at in whole] == [token for token, _ in whole]
+
+
 def test_usage_only_when_asked_for(client):
     chunks = list(client.completions.create(model="tiny", prompt=PROMPT, max_tokens=3, stream=True))
     assert [c.usage for c in chunks] == [None] * len(chunks)

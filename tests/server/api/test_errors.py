@@ -136,6 +136,14 @@ def test_numbers_that_json_does_not_have_are_refused(server, field, number):
     error_of(server.http.post(COMPLETION, content=body), 400, field)
 
 
+@pytest.mark.parametrize("end", ["", ", ", "x" * 20], ids=["at the end", "near the end", "far from the end"])
+def test_half_a_surrogate_pair_is_told_wherever_it_stands(server, end):
+    """As a browser writes a text that was cut inside an emoji."""
+    body = f'{{"prompt": "\\ud83d{end}"}}'
+    error = error_of(server.http.post(COMPLETION, content=body), 400)
+    assert "surrogate pair" in error["message"]
+
+
 @pytest.mark.parametrize(
     "body",
     [
@@ -296,7 +304,8 @@ def test_retry_after_is_what_requests_wait_now(wait, told):
 
 def test_keys_guard_everything_but_health_and_metrics(launch, tmp_path):
     keys = tmp_path / "keys"
-    keys.write_text("# operators\nfrom-file\n\n")
+    # As an editor on Windows writes it.
+    keys.write_bytes("first-in-file\r\n# operators\r\nfrom-file\r\n\r\nschlüssel".encode("utf-8-sig"))
     with launch("--api-key=first,second", f"--api-key-file={keys}") as server:
         for header in (
             {},
@@ -306,8 +315,9 @@ def test_keys_guard_everything_but_health_and_metrics(launch, tmp_path):
         ):
             for path in ("/v1/models", "/version", "/openapi.json", "/nothing"):
                 error_of(httpx.get(server.url + path, headers=header), 401)
-        for key in ("first", "second", "from-file"):
-            assert httpx.get(server.url + "/v1/models", headers={"authorization": f"Bearer {key}"}).status_code == 200
+        for key in ("first", "second", "first-in-file", "from-file", "schlüssel"):
+            header = {"authorization": f"Bearer {key}".encode()}
+            assert httpx.get(server.url + "/v1/models", headers=header).status_code == 200
         assert [server.status(p) for p in ("/livez", "/readyz", "/health", "/metrics")] == [200] * 4
 
 

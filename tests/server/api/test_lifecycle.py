@@ -297,6 +297,22 @@ def test_a_signal_while_loading_gives_the_terminal_its_cursor_back(tiny_model, w
     assert shown.rfind(HIDE_CURSOR) < shown.rfind(SHOW_CURSOR)
 
 
+def test_a_full_disk_under_stdout_keeps_no_server_from_serving(tiny_model, wait):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, str(Path(__file__).parent / "fake_server.py"), str(tiny_model), f"--port={port}"]
+    with Path("/dev/full").open("w") as full, subprocess.Popen(command, stdout=full) as process:
+
+        def is_ready():
+            with contextlib.suppress(httpx.TransportError):
+                return httpx.get(f"http://127.0.0.1:{port}/readyz").status_code == 200
+
+        wait(is_ready, 20)
+        assert httpx.post(f"http://127.0.0.1:{port}/v1/completions", json={"prompt": "x"}).status_code == 200
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+
+
 async def test_a_server_whose_http_side_ends_does_not_live_on(tiny_model, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]))
     config = EngineConfig(model=str(tiny_model))

@@ -66,6 +66,8 @@ def test_vllms_names_carry_the_same_facts(launch):
         assert server.metric("vllm:request_success_total", finished_reason="length") == 1
         assert server.metric("vllm:num_preemptions_total") == 0
         assert server.metric("vllm:e2e_request_latency_seconds_count") == 1
+        (cache,) = [s.labels for f in found for s in f.samples if f.name == "vllm:cache_config_info"]
+        assert int(cache["num_gpu_blocks"]) * int(cache["block_size"]) == server.metric("pagetide_kv_capacity_tokens")
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 
 import openai
 import pydantic
 import pytest
+from openai.resources.chat.completions import Completions as ChatCompletions
+from openai.resources.completions import Completions
 
 PROMPT = "The old harbour town"
 MESSAGES = [{"role": "user", "content": "Tell me about the sea"}]
@@ -27,6 +30,22 @@ def complete(client, **fields):
 
 def chat(client, **fields):
     return client.chat.completions.create(**{"model": "tiny", "messages": MESSAGES, "max_tokens": 6, **fields})
+
+
+def parameters(create):
+    """What the client's own method sends, beside what it needs."""
+    own = {"self", "model", "messages", "prompt", "timeout"}
+    return [name for name in inspect.signature(create).parameters if name not in own and not name.startswith("extra_")]
+
+
+@pytest.mark.parametrize("name", parameters(Completions.create))
+def test_any_parameter_of_completions_may_be_null(client, name):
+    assert complete(client, **{name: None}).choices
+
+
+@pytest.mark.parametrize("name", parameters(ChatCompletions.create))
+def test_any_parameter_of_a_chat_may_be_null(client, name):
+    assert chat(client, **{name: None}).choices
 
 
 def texts(answer):

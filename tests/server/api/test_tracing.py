@@ -164,6 +164,33 @@ def test_a_collector_that_is_gone_does_not_keep_the_server(launch):
 
 
 @pytest.mark.parametrize(
+    ("env", "warned"),
+    [
+        pytest.param({ENDPOINT: "http://c", "OTEL_ATTRIBUTE_COUNT_LIMIT": "x"}, "but got x", id="a limit"),
+        pytest.param({ENDPOINT: "http://c", "OTEL_BSP_MAX_QUEUE_SIZE": "1"}, "max_queue_size", id="a short queue"),
+        pytest.param({"OTEL_PYTHON_TRACER_PROVIDER": "x", "OTEL_PYTHON_METER_PROVIDER": "x"}, None, id="providers"),
+    ],
+)
+def test_a_variable_that_the_sdk_refuses_costs_the_traces_only(launch, env, warned):
+    with launch(**env) as server:
+        assert server.complete(prompt=[300], max_tokens=1)["usage"]["completion_tokens"] == 1
+        warnings = [line for line in server.log.read_text().splitlines() if "no traces: " in line]
+    assert len(warnings) == (warned is not None)
+    assert all(warned in line for line in warnings)
+
+
+def test_a_propagator_that_is_not_installed_is_left_out(launch, collector):
+    """FastAPI imports OpenTelemetry, which ends the import for it."""
+    head = {"traceparent": f"00-{TRACE}-{SPAN}-01"}
+    with launch(**{ENDPOINT: collector.url, "OTEL_PROPAGATORS": "tracecontext,baggage,b3"}) as server:
+        assert server.http.get("/v1/models", headers=head).status_code == 200
+        assert server.stop() == 0
+    (line,) = [line for line in server.log.read_text().splitlines() if "b3 not found" in line]
+    assert "OTEL_PROPAGATORS: 'tracecontext,baggage,b3': " in line
+    assert {span.trace_id.hex() for span in collector.spans} == {TRACE}
+
+
+@pytest.mark.parametrize(
     ("env", "found"),
     [
         pytest.param({}, [], id="nothing is set"),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 
+import msgspec
 import pytest
 
 from pagetide_server.api.decoding import parse
@@ -16,6 +18,20 @@ from pagetide_server.api.validation import Limits, answer_length, sampling_param
 
 LIMITS = Limits(max_model_len=100, vocab_size=50, max_n=8)
 SCHEMA = {"type": "object"}
+
+
+def test_a_huge_name_is_refused_about_as_fast_as_it_is_read():
+    """Everyone else's tokens wait for it."""
+    raw = b'{"' + b"k" * 20_000_000 + b'":1}'
+
+    def seconds(act, error):
+        began = time.process_time()
+        with pytest.raises(error):
+            act()
+        return time.process_time() - began
+
+    read = min(seconds(lambda: msgspec.json.decode(raw, type=CompletionRequest), msgspec.ValidationError) for _ in "ab")
+    assert min(seconds(lambda: parse(raw, CompletionRequest), ApiError) for _ in "ab") < 5 * read
 
 
 def completion(**fields):

@@ -94,7 +94,7 @@ def test_an_slo(text, kept):
     assert kept or text.split("=")[0] in failure
 
 
-@pytest.mark.parametrize("text", ["ttft=1", "ttft_p95=1", "ttft_p99", "ttft_p99=fast", "=1", ""])
+@pytest.mark.parametrize("text", ["ttft=1", "ttft_p95=1", "ttft_p99", "ttft_p99=fast", "ttft_p99=nan", "=1", ""])
 def test_a_wrong_slo(text):
     with pytest.raises(ValueError):
         slo(text)

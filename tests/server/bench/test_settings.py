@@ -30,7 +30,7 @@ def test_which_model(cards, wanted, found):
             chosen(cards, wanted)
 
 
-@pytest.mark.parametrize("url", ["localhost:8931", "ftp://h:1", "http://h:port", "http://"])
+@pytest.mark.parametrize("url", ["localhost:8931", "ftp://h:1", "http://h:port", "http://", "http://h:1?a=b"])
 def test_a_wrong_url_is_told_as_it_was_typed(url):
     with pytest.raises(SettingError) as raised:
         parse_flags([url], {})

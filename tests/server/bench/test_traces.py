@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from pagetide_spec.errors import SettingError
@@ -19,6 +21,11 @@ TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:15:59.5000000,374,44
 2023-11-16 18:16:00.7500000,396,109
 """
+AZURE_2024 = """\
+TIMESTAMP,ContextTokens,GeneratedTokens
+2024-05-10 00:00:00.009930+00:00,2162,5
+2024-05-10 00:00:01+00:00,2399,6
+"""
 
 
 @pytest.mark.parametrize(
@@ -26,10 +33,13 @@ TIMESTAMP,ContextTokens,GeneratedTokens
     [
         pytest.param(MOONCAKE, [Row(0, 5, 1), Row(1.5, 7, 3, (4, 5))], id="Mooncake, out of order, with an empty line"),
         pytest.param(AZURE, [Row(0, 374, 44), Row(1.25, 396, 109)], id="Azure, over the minute"),
+        pytest.param(AZURE_2024, [Row(0, 2162, 5), Row(0.99007, 2399, 6)], id="Azure of 2024, whose times have a zone"),
     ],
 )
 def test_a_trace_is_read(text, rows):
-    assert parse(text, "t") == rows
+    found = parse(text, "t")
+    assert [row.at for row in found] == pytest.approx([row.at for row in rows], abs=1e-6)
+    assert [dataclasses.replace(row, at=0) for row in found] == [dataclasses.replace(row, at=0) for row in rows]
 
 
 @pytest.mark.parametrize(
@@ -38,7 +48,8 @@ def test_a_trace_is_read(text, rows):
         pytest.param("", "is empty", id="empty"),
         pytest.param("a,b\n1,2\n", "must be JSON lines, or CSV with the columns", id="other columns"),
         pytest.param(AZURE + "yesterday,1,2\n", "line 4:", id="no time"),
-        pytest.param(AZURE + "2023-11-16 18:16:01,1\n", "line 4:", id="a column is missing"),
+        pytest.param(AZURE + "2023-11-16 18:16:01,1\n", "line 4: has fewer columns", id="a column is missing"),
+        pytest.param(AZURE + "x" * 200_000 + ",1,2", "line 4: field larger", id="an endless cell"),
         pytest.param(MOONCAKE + '{"timestamp": 1}', "line 4: Object missing required field", id="a field is missing"),
         pytest.param('{"timestamp": 1, "input_length": 0, "output_length": 1}', "line 1: lengths", id="no input"),
         pytest.param("TIMESTAMP,ContextTokens,GeneratedTokens\n", "has no requests", id="a heading alone"),

@@ -122,6 +122,24 @@ def test_a_networks_own_constants_are_not_rounded_to_its_files_type(
     assert relative_error(logits(loaded, prompt, toy), expected) < 1e-5
 
 
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+@pytest.mark.parametrize("kind", ["mixtral", "qwen3-moe", "gpt2", "biogpt", "llama"])
+def test_a_shared_embedding_is_of_the_type_of_the_layers_behind_it(
+    kind: str, quantization: str, tiny_model: Callable[[str], Path], tmp_path: Path, toy: Toy
+) -> None:
+    """Layers that are not all packed keep their 16 bits, and refuse float32."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(tiny_model(kind), tie_word_embeddings=True)
+    torch.manual_seed(3)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    narrow, exact = (
+        load(EngineConfig(model=str(tmp_path), dtype=dtype, quantization=quantization))  # type: ignore[arg-type]
+        for dtype in ("bfloat16", "float32")
+    )
+    assert relative_error(*(logits(loaded, prompts()[0], toy) for loaded in (narrow, exact))) < 0.1
+
+
 @pytest.mark.parametrize(
     ("quantization", "device", "stated", "problem"),
     [

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+import torch
 
+from pagetide_server.engine.sequence import Step
 from pagetide_server.model.limits import BatchLimits
 from pagetide_server.model.loader import LoadedModel
-from pagetide_server.model.profile import greatest_step
-from pagetide_server.model.runner import Runner
+from pagetide_server.model.profile import greatest_step, peak_bytes
+from pagetide_server.model.runner import Runner, StepLogits
 
 Load = Callable[[str], LoadedModel]
 
@@ -43,3 +45,18 @@ def test_the_greatest_step_runs(loaded_tiny: Load) -> None:
     step, blocks = greatest_step(BatchLimits(5, 70), loaded.max_model_len, 16)
     logits = Runner(loaded, blocks, 0, 16).execute(step)
     assert logits.written().shape == (5, loaded.vocab_size)
+
+
+def test_memory_is_measured_with_long_decodes_too(loaded_tiny: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("empty_cache", "reset_peak_memory_stats", "max_memory_reserved"):
+        monkeypatch.setattr(torch.cuda, name, lambda *device: 0)
+    execute, met = Runner.execute, []
+
+    def watched(runner: Runner, step: Step) -> StepLogits:
+        met.append([(row.start, row.count) for row in step.rows])
+        return execute(runner, step)
+
+    monkeypatch.setattr(Runner, "execute", watched)
+    peak_bytes(loaded_tiny("qwen2-sliding"), BatchLimits(3, 40), 200, 16)
+    # Attention splits contexts only where no row is a chunk.
+    assert met == [[(199, 1), (199, 1), (162, 38)], [(199, 1)] * 3]
