@@ -45,4 +45,4 @@ def test_download_only(hub, arguments, code, expected):
 def test_the_last_line_says_why(hub, capsys):
     """It is what the status of the service shows."""
     serve.main(["org/gone", "--download-only"])
-    assert capsys.readouterr().err.splitlines()[-1].startswith("pagetide serve: error: model: 'org/gone': ")
+    assert capsys.readouterr().err.splitlines()[-1].startswith("pagetide serve: model: 'org/gone': ")

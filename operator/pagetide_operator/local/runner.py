@@ -21,7 +21,7 @@ from pagetide_gateway.serving.server import GatewayServer
 from pagetide_spec.names import EXIT_SETTING
 
 from ..autoscaling.windows import SCRAPE_S
-from .process import last_line
+from .replica_log import last_line
 from .scaler import LocalScaler
 from .service import LocalService
 from .show import Progress, Screen, print_table

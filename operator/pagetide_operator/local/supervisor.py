@@ -20,6 +20,7 @@ from pagetide_gateway.replicas.registry import Replica as RoutedReplica
 
 from . import process as os_process
 from .plan import failures_after, is_broken, plan, restart_delay
+from .replica_log import last_line
 from .service import LocalService, replica_command
 from .slot import Slot
 
@@ -169,7 +170,7 @@ class Supervisor:
         was_ready = slot.was_ready or (routed is not None and routed.health.ready)
         slot.broken = is_broken(code, was_ready)
         # The last line of a killed process is not why it exited.
-        words = os_process.last_line(slot.log) if code >= 0 else ""
+        words = last_line(slot.log) if code >= 0 else ""
         self._note_failure(slot, os_process.describe_exit(code) + (f": {words}" if words else ""))
 
     def _note_failure(self, slot: Slot, reason: str) -> None:

@@ -314,7 +314,7 @@ def test_a_wrong_setting_is_one_line_and_exit_code_2(arguments, env, named):
     assert found.returncode == 2
     (line,) = found.stderr.splitlines()
     assert named in line
-    assert line.startswith("pagetide serve: error: ")
+    assert line.startswith("pagetide serve: ")
 
 
 def test_a_taken_port_is_told_before_anything_loads():
