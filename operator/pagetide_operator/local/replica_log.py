@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -42,10 +43,8 @@ def _read(line: str) -> _Line:
     """A line as text; one of the JSON form as its message."""
     fields: Any = None
     if line.startswith("{"):
-        try:
+        with contextlib.suppress(ValueError, RecursionError):  # text may begin so, too
             fields = json.loads(line)
-        except (ValueError, RecursionError):
-            pass  # text that begins so
     if isinstance(fields, dict) and isinstance(fields.get("message"), str):
         return _Line(fields["message"].strip(), fields.get("level") == "error", fields.get("logger") == _ACCESS)
     return _Line(line.strip(), bool(_ERROR.search(line)), f" {_ACCESS} " in line)

@@ -177,12 +177,21 @@ class Supervisor:
         now = time.monotonic()
         slot.failures = failures_after(slot.failures, now - slot.started)
         slot.restart_at = now + restart_delay(slot.failures)
+        said = self._once(slot, reason)
         slot.reason = reason
         if slot.broken:
-            log.error("%s: %s; it is not started again", slot.name, reason)
+            log.error("%s: %s; it is not started again", slot.name, said)
             return
         slot.restarts += 1
-        log.warning("%s: %s; next start in %.1f s", slot.name, reason, slot.restart_at - now)
+        log.warning("%s: %s; next start in %.1f s", slot.name, said, slot.restart_at - now)
+
+    def _once(self, slot: Slot, reason: str) -> str:
+        """The reason, or a word for it where a replica that has not been ready since failed for it: it may be long."""
+        failing = [s for s in self.slots_of(slot.service) if s.failures and not s.was_ready]
+        same = [s.name for s in failing if s.reason == reason]
+        if slot.name in same:
+            return "failed for the same reason again"
+        return f"failed for the same reason as {same[0]}" if same else reason
 
     def _route(self, service: LocalService) -> None:
         """Tell the gateway which replicas there are."""
