@@ -19,6 +19,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from pagetide_server.api.lifecycle import Lifecycle
 from pagetide_server.api.server import EXIT_HTTP, Server
 from pagetide_server.api.sockets import listen
 from pagetide_server.text.tokenizer import Tokenizer
@@ -74,6 +75,10 @@ def test_a_loading_server_is_alive_but_not_ready(launch, wait, free_port):
         assert server.status("/v1/models") == 200
         assert server.stop() == 0
     assert "loading: weights" in server.log.read_text()
+
+
+def test_a_server_says_what_it_does_before_its_engine_can():
+    assert Lifecycle().why_closed() == "the model is still loading: starting the engine"
 
 
 @pytest.mark.parametrize("slow", ["FAKE_LOAD_S", "FAKE_TOKENIZER_S"], ids=["the model", "the tokenizer"])
@@ -247,7 +252,7 @@ def test_a_failed_start_says_why(launch, fault, code, said):
     # A tokenizer that is still being fetched holds up nobody.
     with launch(ready=False, FAKE_LOAD_ERROR=fault, FAKE_TOKENIZER_S="60") as server:
         assert server.process.wait(20) == code
-    lines = [line for line in server.log.read_text().splitlines() if "error:" in line]
+    lines = [line for line in server.log.read_text().splitlines() if line.startswith("pagetide serve: ")]
     assert len(lines) == 1
     assert said in lines[0]
 
