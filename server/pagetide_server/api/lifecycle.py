@@ -21,7 +21,7 @@ class Lifecycle:
 
     def __init__(self) -> None:
         self.phase = Phase.LOADING
-        self.stage = "starting the engine"
+        self.stage = ""
         self.in_flight = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -38,7 +38,7 @@ class Lifecycle:
     def why_closed(self) -> str | None:
         """Why no request is taken now, or None."""
         if self.phase is Phase.LOADING:
-            return f"the model is still loading: {self.stage}"
+            return "the model is still loading" + (f": {self.stage}" if self.stage else "")
         return "the server is shutting down" if self.phase is Phase.DRAINING else None
 
     @contextlib.contextmanager
