@@ -73,8 +73,7 @@ def test_a_loading_server_is_alive_but_not_ready(launch, wait, free_port):
         wait(lambda: server.status("/readyz") == 200)
         assert server.status("/v1/models") == 200
         assert server.stop() == 0
-    log = server.log.read_text()
-    assert 0 < log.index("loading: starting the engine") < log.index("loading: weights")
+    assert "loading: weights" in server.log.read_text()
 
 
 @pytest.mark.parametrize("slow", ["FAKE_LOAD_S", "FAKE_TOKENIZER_S"], ids=["the model", "the tokenizer"])
