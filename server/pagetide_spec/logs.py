@@ -45,7 +45,7 @@ def in_form(text: str, form: str, level: int = logging.INFO) -> str:
 def add_log_flags(parser: argparse.ArgumentParser, level: str = "info") -> None:
     """The flags of a program whose log has these forms; `level` is the default."""
     levels = ["debug", "info", "warning", "error"]
-    parser.add_argument("--log-level", choices=levels, default=level, help="least severe (default: %(default)s)")
+    parser.add_argument("--log-level", choices=levels, default=level, help="least severe level (default: %(default)s)")
     parser.add_argument(
         "--log-format", choices=["text", "json"], default="text", help="form of log lines (default: %(default)s)"
     )

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 _TAIL_BYTES = 16 << 10
 # As the server writes it: a log line of that level, or the one line of a command that ends.
 _ERROR = re.compile(r" ERROR |^pagetide [a-z]+: ")
+# How a log line begins; what follows is what it says.
+_BEGIN = re.compile(r"\d{4}-\d\d-\d\d [\d:,]+ [A-Z]+ \S+ ")
 # The runner's own probes are logged as well; they are no news to it.
 _ACCESS = "pagetide.access"
 
@@ -40,11 +42,11 @@ def last_line(log: Path) -> str:
 
 
 def _read(line: str) -> _Line:
-    """A line as text; one of the JSON form as its message."""
+    """What a line says, without its time, level and source."""
     fields: Any = None
     if line.startswith("{"):
         with contextlib.suppress(ValueError, RecursionError):  # text may begin so, too
             fields = json.loads(line)
     if isinstance(fields, dict) and isinstance(fields.get("message"), str):
         return _Line(fields["message"].strip(), fields.get("level") == "error", fields.get("logger") == _ACCESS)
-    return _Line(line.strip(), bool(_ERROR.search(line)), f" {_ACCESS} " in line)
+    return _Line(_BEGIN.sub("", line, count=1).strip(), bool(_ERROR.search(line)), f" {_ACCESS} " in line)

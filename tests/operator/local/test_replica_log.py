@@ -25,6 +25,16 @@ from pagetide_operator.local.replica_log import last_line
             id="an error, though something was logged behind it",
         ),
         pytest.param(
+            b"2026-11-30 18:07:31,061 INFO pagetide_server.progress loading: weights 3%\n",
+            "loading: weights 3%",
+            id="what is said, not when and where",
+        ),
+        pytest.param(
+            b"2026-11-30 18:07:31,061 ERROR engine a step failed\n2026-11-30 18:07:32,061 INFO pagetide draining\n",
+            "a step failed",
+            id="an error without its time",
+        ),
+        pytest.param(
             b"pagetide serve: --port: 1: is taken\n12:02 INFO pagetide stopped\n",
             "pagetide serve: --port: 1: is taken",
             id="the line with which a command ended",
