@@ -100,7 +100,8 @@ def test_a_start_tells_its_phases_from_the_kernels_on(tiny_model):
     config = EngineConfig(model=str(tiny_model("llama")), kv_cache_memory_gib=10 * BLOCK_GIB, swap_space_gib=0.001)
     create_core(config, lambda stage, part: stages.append(stage), warm=False).close()
     assert list(dict.fromkeys(stages)) == [
-        "preparing kernels (a first start compiles them)", "building the network", "loading weights",
+        "preparing kernels (a first start compiles them)", "loading libraries", "building the network",
+        "loading weights",
     ]  # fmt: skip
 
 
