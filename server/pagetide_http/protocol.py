@@ -30,7 +30,7 @@ MAX_PIPELINED = 16
 
 
 @dataclasses.dataclass(frozen=True)
-class Limits:
+class ConnectionLimits:
     """What a connection may take.
 
     Attributes:
@@ -60,7 +60,7 @@ class GuardedProtocol(HttpToolsProtocol):
     reads has one here.
     """
 
-    limits: Limits
+    limits: ConnectionLimits
     _read_timer: asyncio.TimerHandle | None = None
     _head_bytes = 0
     _part = _Part.NOTHING
@@ -68,7 +68,7 @@ class GuardedProtocol(HttpToolsProtocol):
     _answered: RequestResponseCycle | None = None
 
     @classmethod
-    def within(cls, limits: Limits) -> type[GuardedProtocol]:
+    def within(cls, limits: ConnectionLimits) -> type[GuardedProtocol]:
         """The protocol with these limits."""
         return type(cls.__name__, (cls,), {"limits": limits})
 

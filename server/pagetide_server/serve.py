@@ -28,11 +28,11 @@ EPILOG = """\
 Every flag can also be set by an environment variable: PAGETIDE_MAX_NUM_SEQS for --max-num-seqs. A flag wins.
 
 exit codes:
-  0    after SIGTERM or Ctrl-C; running requests were finished
+  0    after SIGTERM or Ctrl-C; running requests were finished, or cut after --shutdown-timeout-s
   1    the HTTP server failed; the log says why
   2    a setting is wrong (also: the port is taken, the model does not exist)
   3    the model could not be loaded
-  4    the engine failed while serving
+  4    the engine failed or got stuck while serving
   130  a second Ctrl-C (143: a second SIGTERM) aborted the running requests
 """
 

@@ -14,7 +14,7 @@ from pagetide_gateway.routing.routers import RoundRobin
 from pagetide_gateway.serving import server as gateway
 from pagetide_gateway.serving.app import Gateway
 from pagetide_gateway.web.errors import internal_error
-from pagetide_http.protocol import Limits
+from pagetide_http.protocol import ConnectionLimits
 from pagetide_server.api import server
 from pagetide_server.api.errors import translate
 from pagetide_spec.config import EngineConfig
@@ -41,7 +41,7 @@ def gateway_to_a_model():
 @pytest.fixture(params=[server_of_a_model, gateway_to_a_model], ids=["server", "gateway"])
 async def port(request, start, monkeypatch):
     monkeypatch.setattr(server, "MAX_HEAD", HEAD_BYTES)
-    monkeypatch.setattr(gateway, "LIMITS", Limits(SECONDS, HEAD_BYTES))
+    monkeypatch.setattr(gateway, "LIMITS", ConnectionLimits(SECONDS, HEAD_BYTES))
     return await start(request.param())
 
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 import uvicorn
 
-from pagetide_http.protocol import GuardedProtocol, Limits
+from pagetide_http.protocol import ConnectionLimits, GuardedProtocol
 
 HEAD_BYTES = 1000
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -33,7 +33,7 @@ async def application(scope, receive, send):
 
 @pytest.fixture
 async def port(start):
-    http = GuardedProtocol.within(Limits(head_timeout_s=0.3, head_bytes=HEAD_BYTES))
+    http = GuardedProtocol.within(ConnectionLimits(head_timeout_s=0.3, head_bytes=HEAD_BYTES))
     return await start(
         uvicorn.Server(uvicorn.Config(application, http=http, ws="none", lifespan="off", log_config=None))
     )
@@ -112,7 +112,7 @@ async def test_an_idle_connection_outlives_the_limit_of_a_head(port):
     ],
 )
 async def test_a_connection_without_a_further_request_is_closed(start, answer_to, first, then):
-    http = GuardedProtocol.within(Limits(head_timeout_s=30, head_bytes=HEAD_BYTES))
+    http = GuardedProtocol.within(ConnectionLimits(head_timeout_s=30, head_bytes=HEAD_BYTES))
     config = uvicorn.Config(application, http=http, ws="none", lifespan="off", log_config=None, timeout_keep_alive=1)
     answer = await answer_to(await start(uvicorn.Server(config)), first, then)
     assert answer.endswith(b"fine\r\n0\r\n\r\n")

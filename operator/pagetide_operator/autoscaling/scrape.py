@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 
 import aiohttp
 
+from pagetide_spec.calls import describe
 from pagetide_spec.names import PATH_METRICS
 from pagetide_spec.web import MOST_ANSWER_BYTES, whole_body
 
@@ -44,7 +45,7 @@ class Scraper:
         except TimeoutError:
             return f"no answer within {TIMEOUT_S:g} s"
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            return str(error) or type(error).__name__
+            return describe(error)
 
     async def _fetch(self, url: str) -> str:
         if self._session is None:

@@ -9,11 +9,12 @@ from typing import Any, Literal
 import aiohttp
 import msgspec
 
+from pagetide_spec.calls import describe
 from pagetide_spec.names import PATH_READY
 from pagetide_spec.web import MOST_ANSWER_BYTES, whole_body
 
 from ..replicas.registry import Health, Registry, Replica, Service
-from ..replicas.upstream import Fault, describe, fault_of
+from ..replicas.upstream import Fault, fault_of
 from .for_each import for_each_replica
 
 log = logging.getLogger(__name__)

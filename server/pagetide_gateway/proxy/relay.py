@@ -7,8 +7,10 @@ from collections.abc import AsyncIterator, Callable
 
 import aiohttp
 
+from pagetide_spec.calls import describe
+
 from ..replicas.registry import Replica
-from ..replicas.upstream import AttemptFailed, describe
+from ..replicas.upstream import AttemptFailed
 from ..web.asgi import Message, RawHeaders, Send
 from ..web.errors import stream_broken
 

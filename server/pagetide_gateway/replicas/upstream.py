@@ -15,6 +15,7 @@ import aiohttp
 from yarl import URL
 
 from pagetide_http.peers import notice_death
+from pagetide_spec.calls import describe
 from pagetide_spec.names import HEADER_REPLICA, HEADER_REQUEST_ID
 
 from ..web.asgi import RawHeaders
@@ -163,13 +164,3 @@ def fault_of(error: BaseException) -> Fault:
     if isinstance(cause, OSError) and not isinstance(cause, ConnectionError):
         return "machine" if cause.errno in _OF_MACHINE else "process" if cause.errno in _OF_PROCESS else "ours"
     return "process"
-
-
-def describe(error: BaseException) -> str:
-    """One line on a failed exchange."""
-    if isinstance(error, aiohttp.ServerDisconnectedError | ConnectionResetError | aiohttp.ClientPayloadError):
-        return "the connection was closed"
-    if isinstance(error, aiohttp.ClientConnectorError):
-        why = "" if isinstance(error.os_error, ConnectionError) else f": {error.os_error.strerror or error.os_error}"
-        return f"cannot connect to {error.host}:{error.port}{why}"
-    return str(error) or type(error).__name__

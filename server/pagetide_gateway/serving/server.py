@@ -10,13 +10,13 @@ from collections.abc import Iterator
 
 import uvicorn
 
-from pagetide_http.protocol import GuardedProtocol, Limits
+from pagetide_http.protocol import ConnectionLimits, GuardedProtocol
 
 from .app import Gateway
 
 # How long a request that is cut may take to say so.
 LAST_WORDS_S = 1
-LIMITS = Limits(head_timeout_s=15.0, head_bytes=64 << 10)
+LIMITS = ConnectionLimits(head_timeout_s=15.0, head_bytes=64 << 10)
 
 
 def raise_file_limit() -> None:

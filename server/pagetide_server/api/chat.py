@@ -18,8 +18,9 @@ from .parts import Parts
 from .prompts import Prompter
 from .protocol import ChatRequest
 from .responses import ChatChoice, ChatChunk, ChatCompletion, ChatDelta, ChunkChoice, Message
-from .splitting import Splitter, splitter_factory, tool_params
+from .splitting import Splitter, showing_calls, splitter_factory, with_forced_call
 from .streaming import WatchedResponse
+from .structures import asked_structure
 from .validation import answer_length, sampling_params, with_length
 
 router = APIRouter()
@@ -137,10 +138,11 @@ def _role(body: ChatRequest) -> str:
 
 async def _prepare(context: Context, prompter: Prompter, body: ChatRequest) -> _Job:
     """Check, render and tokenize."""
-    params = tool_params(body, sampling_params(body, context.limits))
+    asked = with_forced_call(body, asked_structure(body))
+    params = showing_calls(body, sampling_params(body, context.limits, asked.structure))
     text, token_ids = await prompter.chat_prompt(body, bool(body.add_special_tokens))
     wanted = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     length = answer_length(len(token_ids), wanted, None, context.limits)
     completed = with_length(params, length, await prompter.bad_word_ids(params.bad_words))
-    prompt = Prompt(token_ids, completed, body.priority or 0, body.cache_salt or "")
+    prompt = Prompt(token_ids, completed, body.priority or 0, body.cache_salt or "", asked.field)
     return _Job(context, prompter, body, text, prompt)

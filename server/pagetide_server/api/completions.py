@@ -20,6 +20,7 @@ from .prompts import Prompter, PromptText
 from .protocol import CompletionRequest
 from .responses import Completion, TextChoice
 from .streaming import WatchedResponse
+from .structures import asked_structure
 from .validation import DEFAULT_MAX_TOKENS, answer_length, check_answers, least_room, sampling_params, with_length
 
 router = APIRouter()
@@ -101,7 +102,8 @@ async def _prepare(context: Context, prompter: Prompter, body: CompletionRequest
         raise invalid("suffix: is not supported; models here only continue a text", "suffix")
     if body.max_tokens == 0 and not body.echo:
         raise invalid("max_tokens: 0: must be at least 1, but for echo", "max_tokens")
-    params = sampling_params(body, context.limits)
+    asked = asked_structure(body)
+    params = sampling_params(body, context.limits, asked.structure)
     special = body.add_special_tokens is not False
     room = least_room(body.max_tokens)
     texts = await prompter.completion_prompts(body.prompt, special, body.truncate_prompt_tokens, room)
@@ -111,5 +113,5 @@ async def _prepare(context: Context, prompter: Prompter, body: CompletionRequest
     for text in texts:
         length = answer_length(len(text.token_ids), body.max_tokens, DEFAULT_MAX_TOKENS, context.limits)
         completed = with_length(params, length, bad_words)
-        prompts.append(Prompt(text.token_ids, completed, body.priority or 0, body.cache_salt or ""))
+        prompts.append(Prompt(text.token_ids, completed, body.priority or 0, body.cache_salt or "", asked.field))
     return _Job(context, prompter, body, texts, prompts)

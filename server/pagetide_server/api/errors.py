@@ -15,7 +15,7 @@ from pagetide_http.errors import ApiError as ApiError
 from pagetide_spec.errors import PagetideError, shorten
 
 from ..process.client import EngineDead
-from ..wire.messages import SequenceOutput, Structure
+from ..wire.messages import SequenceOutput
 
 log = logging.getLogger(__name__)
 
@@ -44,18 +44,17 @@ def unavailable(message: str) -> ApiError:
     return ApiError(503, message, code="unavailable", retry_s=RETRY_AFTER_SECONDS)
 
 
-def refusal(output: SequenceOutput, expected_wait: float, structure: Structure | None = None) -> ApiError:
+def refusal(output: SequenceOutput, expected_wait: float, structure_field: str = "") -> ApiError:
     """The engine's error output as an answer.
 
     Args:
         expected_wait: the seconds that a request waits now.
-        structure: what the answer was to look like.
+        structure_field: what of the request asked for a structure.
     """
     if output.error_kind == "invalid":
         return invalid(output.error)
     if output.error_kind == "structure":
-        field = structure.field if structure else ""
-        return invalid(f"{field}: {output.error}" if field else output.error, field or None, "invalid_value")
+        return invalid(f"{structure_field}: {output.error}", structure_field, "invalid_value")
     if output.error_kind == "queue_full":
         return ApiError(429, output.error, code="queue_full", retry_s=min(expected_wait, MAX_RETRY_AFTER_SECONDS))
     # Whatever the engine raised: it may tell of other requests, of paths, of the machine.

@@ -12,10 +12,10 @@ from ..process.mailbox import Mailbox
 from ..text.answer import Delta, joined
 from ..text.tokenizer import Tokenizer
 from ..wire.messages import SequenceOutput, TokenLogprobs
-from .answer import RecordedAnswer
 from .errors import ApiError, refusal
 from .metrics import ServerMetrics
 from .record import Record
+from .recorded_answer import RecordedAnswer
 
 
 @dataclasses.dataclass(slots=True)
@@ -197,5 +197,5 @@ class Generation:
                 record.finish("error")
             else:
                 record.dismiss()
-        structure = self._by_id[errors[0].request_id].prompt.params.structure
-        return refusal(errors[0], self._metrics.expected_wait(time.monotonic()), structure)
+        field = self._by_id[errors[0].request_id].prompt.structure_field
+        return refusal(errors[0], self._metrics.expected_wait(time.monotonic()), field)

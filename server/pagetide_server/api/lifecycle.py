@@ -7,6 +7,8 @@ import contextlib
 import enum
 from collections.abc import Iterator
 
+from ..progress import LoadingProgress
+
 
 class Phase(enum.Enum):
     """Where the server stands; it only ever moves forward."""
@@ -17,11 +19,11 @@ class Phase(enum.Enum):
 
 
 class Lifecycle:
-    """The server's phase, how far it has come with loading, and the requests that a drain has to wait for."""
+    """The server's phase, and the requests that a drain has to wait for; `loading` tells how far that has come."""
 
-    def __init__(self) -> None:
+    def __init__(self, loading: LoadingProgress) -> None:
         self.phase = Phase.LOADING
-        self.stage = ""
+        self._loading = loading
         self.in_flight = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -38,7 +40,7 @@ class Lifecycle:
     def why_closed(self) -> str | None:
         """Why no request is taken now, or None."""
         if self.phase is Phase.LOADING:
-            return "the model is still loading" + (f": {self.stage}" if self.stage else "")
+            return "the model is still loading" + (f": {told}" if (told := str(self._loading)) else "")
         return "the server is shutting down" if self.phase is Phase.DRAINING else None
 
     @contextlib.contextmanager

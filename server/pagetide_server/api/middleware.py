@@ -20,6 +20,7 @@ from pagetide_spec.web import request_id_of
 from .context import Context
 from .errors import ApiError, response, translate
 from .health import OPEN_PATHS
+from .lifecycle import Phase
 
 access = logging.getLogger("pagetide.access")
 
@@ -118,11 +119,15 @@ class Edge:
         # Probes and scrapes are not traced.
         if self._context.tracing is not None and scope["path"] not in OPEN_PATHS:
             call.trace_id = self._context.tracing.record(scope, route, code, call.request_id, call.began)
-        if access.isEnabledFor(logging.INFO):
-            quiet = scope["path"] in OPEN_PATHS and code == 200
+        level = logging.DEBUG if self._is_usual(scope, code) else logging.INFO
+        if access.isEnabledFor(level):
             fields = call.fields()
-            level = logging.DEBUG if quiet else logging.INFO
             access.log(level, "%s", _line(scope, code, fields), extra=fields)
+
+    def _is_usual(self, scope: Scope, code: int) -> bool:
+        """Whether it is a probe or a scrape, of which many come, and an answer that it must get now."""
+        usual = (200,) if self._context.lifecycle.phase is Phase.SERVING else (200, 503)
+        return scope["path"] in OPEN_PATHS and code in usual
 
     def _route(self, scope: Scope) -> str:
         """The path template of a request that was refused before it came to its route."""

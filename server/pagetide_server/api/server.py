@@ -16,7 +16,7 @@ from typing import Any
 
 import uvicorn
 
-from pagetide_http.protocol import GuardedProtocol, Limits
+from pagetide_http.protocol import ConnectionLimits, GuardedProtocol
 from pagetide_spec.config import EngineConfig
 from pagetide_spec.errors import PagetideError, SettingError
 from pagetide_spec.logs import in_form
@@ -26,7 +26,7 @@ from ..process.client import EngineClient, EngineFailed
 from ..progress import LoadingProgress
 from ..text.chat import Templates, configured
 from ..text.tokenizer import Tokenizer
-from ..wire.launch import DEFAULT_CORE, EXIT_START
+from ..wire.launch import DEFAULT_CORE, EXIT_ENGINE, EXIT_START
 from .app import create_app
 from .background import in_background
 from .context import Context, served_name
@@ -101,18 +101,14 @@ class Server:
         name, number = served_name(config), _version()
         metrics = ServerMetrics(name, number, config.metrics_compat == "vllm")
         self._progress = LoadingProgress()
-        engine = EngineClient(on_step=metrics.step, on_loading=self._loads)
+        engine = EngineClient(on_step=metrics.step, on_loading=self._progress.report)
         traces = tracing(os.environ, number)
-        self._context = Context(config, engine, metrics, Lifecycle(), name, number, tracing=traces)
-
-    def _loads(self, stage: str, fraction: float) -> None:
-        self._progress.report(stage, fraction)
-        self._context.lifecycle.stage = f"{stage} {round(100 * fraction)}%"
+        self._context = Context(config, engine, metrics, Lifecycle(self._progress), name, number, tracing=traces)
 
     def _http_config(self) -> uvicorn.Config:
         return uvicorn.Config(
             create_app(self._context, self._keys),
-            http=GuardedProtocol.within(Limits(self._config.header_timeout_s, MAX_HEAD)),
+            http=GuardedProtocol.within(ConnectionLimits(self._config.header_timeout_s, MAX_HEAD)),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -182,11 +178,23 @@ class Server:
             end.cancel()
         if context.engine.failure is not None:
             return await self._engine_died()
+        code, why = self._end_of_drain()
         if context.lifecycle.in_flight:
-            log.warning("cutting %d requests", context.lifecycle.in_flight)
+            level = logging.ERROR if code == EXIT_ENGINE else logging.WARNING
+            log.log(level, "cutting %d requests: %s", context.lifecycle.in_flight, why)
             context.engine.fail_open("the server is shutting down")
             await self._last_words()
-        return 128 + self._last_signal if self._hurried.is_set() else 0
+        return code
+
+    def _end_of_drain(self) -> tuple[int, str]:
+        """The exit code, and why requests that are still in flight are cut."""
+        context = self._context
+        if self._hurried.is_set():
+            return 128 + self._last_signal, "a second signal came"
+        context.engine.refresh()
+        if context.lifecycle.in_flight and (problem := context.engine.why_unhealthy()) is not None:
+            return EXIT_ENGINE, problem
+        return 0, f"they took longer than {self._config.shutdown_timeout_s:g} s (--shutdown-timeout-s)"
 
     async def _engine_died(self) -> int:
         failure = self._context.engine.failure

@@ -17,6 +17,7 @@ from .parts import Parts, TextParser
 from .prompts import Prompter
 from .protocol import ChatRequest
 from .reasoning import CLOSE, OPEN, ThinkParser
+from .structures import Asked
 from .tools.forced import ListParser, NamedParser
 from .tools.hermes import HermesParser
 from .tools.llama3 import Llama3Parser
@@ -31,6 +32,8 @@ _FORMATS: dict[str, Callable[[], TextParser]] = {
 _SIGNS = {"hermes": ("<tool_call>",), "mistral": ("[TOOL_CALLS]",), "llama3": ("<|python_tag|>", '{"name": function')}
 # Of a forced call: the form that models have learnt for calls. It is an option of the schemas' compiler.
 _ONE_LINE = {"x-guidance": {"whitespace_pattern": " ?"}}
+# Of a required list of calls. A model that repeats one would go on until its tokens run out, and end in the middle.
+MAX_CALLS = 128
 _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
 
@@ -116,26 +119,27 @@ def begins_in_reasoning(params: SamplingParams, prompt: str) -> bool:
     return params.structure is None and prompt.rfind(CLOSE) <= prompt.rfind(OPEN)
 
 
-def tool_params(request: ChatRequest, params: SamplingParams) -> SamplingParams:
-    """The parameters, with the form that a forced tool call must have.
+def with_forced_call(request: ChatRequest, asked: Asked) -> Asked:
+    """The form that a forced tool call must have; where none is forced, what the request's other fields ask for.
 
     Raises:
         ApiError: 400; wrong tools, or a choice that does not fit them.
     """
     _check_tools(request)
-    if not uses_tools(request):
-        return params
-    if request.skip_special_tokens is None:
-        # Marks of tool calls are special tokens in some vocabularies.
-        params = msgspec.structs.replace(params, skip_special_tokens=False)
-    schema = _forced_schema(request)
+    schema = _forced_schema(request) if uses_tools(request) else None
     if schema is None:
-        return params
-    if params.structure is not None:
+        return asked
+    if asked.structure is not None:
         raise invalid("tool_choice: a forced call and another form of the answer exclude each other", "tool_choice")
     value = msgspec.json.encode({**_ONE_LINE, **schema}).decode()
-    structure = Structure(kind="json", value=value, field="tools")
-    return msgspec.structs.replace(params, structure=structure)
+    return Asked("tools", Structure(kind="json", value=value))
+
+
+def showing_calls(request: ChatRequest, params: SamplingParams) -> SamplingParams:
+    """The parameters, with the marks of tool calls in the text: they are special tokens in some vocabularies."""
+    if not uses_tools(request) or request.skip_special_tokens is not None:
+        return params
+    return msgspec.structs.replace(params, skip_special_tokens=False)
 
 
 def uses_tools(request: ChatRequest) -> bool:
@@ -185,8 +189,8 @@ def _forced_schema(request: ChatRequest) -> dict[str, Any] | None:
         }
         for name, parameters in functions.items()
     ]
-    most = {"maxItems": 1} if request.parallel_tool_calls is False else {}
-    return {"type": "array", "minItems": 1, **most, "items": {"anyOf": calls}}
+    most = 1 if request.parallel_tool_calls is False else MAX_CALLS
+    return {"type": "array", "minItems": 1, "maxItems": most, "items": {"anyOf": calls}}
 
 
 def _check_tools(request: ChatRequest) -> None:

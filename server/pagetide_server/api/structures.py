@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -13,40 +13,50 @@ from .protocol import SamplingFields, StructuredOutputs
 MAX_CHOICES = 4096
 
 
-def structure_of(request: SamplingFields) -> Structure | None:
-    """What the answer must look like, or None for free text.
+class Asked(NamedTuple):
+    """What an answer must look like, and the field of the request that says so; neither for free text."""
+
+    field: str = ""
+    structure: Structure | None = None
+
+
+FREE = Asked()
+
+
+def asked_structure(request: SamplingFields) -> Asked:
+    """What the fields of this module ask for.
 
     Raises:
         ApiError: 400; a wrong form, or more than one way at once.
     """
-    asked = [(name, value) for name, value in _asked(request) if value is not None]
-    if not asked:
-        return None
+    asked = [one for one in _all_asked(request) if one is not FREE]
     if len(asked) > 1:
-        raise invalid(f"{' and '.join(name for name, _ in asked)}: only one of them can be asked for", asked[1][0])
-    return asked[0][1]
+        raise invalid(f"{' and '.join(one.field for one in asked)}: only one of them can be asked for", asked[1].field)
+    return asked[0] if asked else FREE
 
 
-def _asked(request: SamplingFields) -> list[tuple[str, Structure | None]]:
+def _all_asked(request: SamplingFields) -> list[Asked]:
     outputs = request.structured_outputs
     found = [
-        ("response_format", _from_format(request.response_format)),
-        ("guided_json", _json("guided_json", request.guided_json)),
-        ("guided_regex", _text("regex", "guided_regex", request.guided_regex)),
-        ("guided_choice", _choice("guided_choice", request.guided_choice)),
-        ("guided_grammar", _text("grammar", "guided_grammar", request.guided_grammar)),
+        _from_format(request.response_format),
+        _json("guided_json", request.guided_json),
+        _text("regex", "guided_regex", request.guided_regex),
+        _choice("guided_choice", request.guided_choice),
+        _text("grammar", "guided_grammar", request.guided_grammar),
     ]
     if outputs is not None:
         whitespace, any_object = _whitespace(outputs), {"type": "object"} if outputs.json_object else None
         inner = [
-            ("structured_outputs.json", _json("structured_outputs.json", outputs.json, whitespace)),
-            ("structured_outputs.json_object", _json("structured_outputs.json_object", any_object, whitespace)),
-            ("structured_outputs.regex", _text("regex", "structured_outputs.regex", outputs.regex)),
-            ("structured_outputs.choice", _choice("structured_outputs.choice", outputs.choice)),
-            ("structured_outputs.grammar", _text("grammar", "structured_outputs.grammar", outputs.grammar)),
+            _json("structured_outputs.json", outputs.json, whitespace),
+            _json("structured_outputs.json_object", any_object, whitespace),
+            _text("regex", "structured_outputs.regex", outputs.regex),
+            _choice("structured_outputs.choice", outputs.choice),
+            _text("grammar", "structured_outputs.grammar", outputs.grammar),
         ]
-        if all(value is None for _, value in inner):
-            raise invalid("structured_outputs: name one of json, regex, choice, grammar", "structured_outputs")
+        if all(one is FREE for one in inner):
+            raise invalid(
+                "structured_outputs: name one of json, json_object, regex, choice, grammar", "structured_outputs"
+            )
         found += inner
     return found
 
@@ -62,12 +72,12 @@ def _whitespace(outputs: StructuredOutputs) -> str | None:
     return pattern
 
 
-def _from_format(given: dict[str, Any] | None) -> Structure | None:
+def _from_format(given: dict[str, Any] | None) -> Asked:
     if given is None or given.get("type") == "text":
-        return None
+        return FREE
     kind = given.get("type")
     if kind == "json_object":
-        return Structure(kind="json_object", field="response_format")
+        return Asked("response_format", Structure(kind="json_object"))
     if kind != "json_schema":
         raise wrong("response_format.type", kind, "must be text, json_object or json_schema")
     wrapper = given.get("json_schema")
@@ -77,9 +87,9 @@ def _from_format(given: dict[str, Any] | None) -> Structure | None:
     return _json("response_format.json_schema.schema", schema)
 
 
-def _json(name: str, schema: Any, whitespace: str | None = None) -> Structure | None:
+def _json(name: str, schema: Any, whitespace: str | None = None) -> Asked:
     if schema is None:
-        return None
+        return FREE
     if isinstance(schema, str):
         try:
             schema = msgspec.json.decode(schema)
@@ -92,22 +102,22 @@ def _json(name: str, schema: Any, whitespace: str | None = None) -> Structure | 
         options = {"x-guidance": {"whitespace_pattern": whitespace}}
         schema = {**schema, **options} if isinstance(schema, dict) else {**options, "allOf": [schema]}
     try:
-        return Structure(kind="json", value=msgspec.json.encode(schema).decode(), field=name)
+        return Asked(name, Structure(kind="json", value=msgspec.json.encode(schema).decode()))
     except RecursionError:
         raise invalid(f"{name}: is nested too deeply", name) from None
 
 
-def _text(kind: Any, name: str, value: str | None) -> Structure | None:
+def _text(kind: Any, name: str, value: str | None) -> Asked:
     if value is None:
-        return None
+        return FREE
     if not value:
         raise wrong(name, value, "must not be empty")
-    return Structure(kind=kind, value=value, field=name)
+    return Asked(name, Structure(kind=kind, value=value))
 
 
-def _choice(name: str, value: list[str] | None) -> Structure | None:
+def _choice(name: str, value: list[str] | None) -> Asked:
     if value is None:
-        return None
+        return FREE
     if not 0 < len(value) <= MAX_CHOICES or not all(value):
         raise wrong(name, value, f"must be 1 to {MAX_CHOICES} texts, none of them empty")
-    return Structure(kind="choice", value=msgspec.json.encode(value).decode(), field=name)
+    return Asked(name, Structure(kind="choice", value=msgspec.json.encode(value).decode()))

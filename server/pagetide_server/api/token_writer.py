@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from pagetide_http.fast_path import FastPath
 
-from .answer import RecordedAnswer
+from .recorded_answer import RecordedAnswer
 from .streaming import encode
 
 # Stands for the text in an event that serves as the pattern of others.

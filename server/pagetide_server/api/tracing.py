@@ -107,7 +107,9 @@ class Tracing:
         problem = _problem(code, state, generation)
         if problem:
             attributes["error.type"] = problem
-        return self._spans(name, scope, attributes, began, generation, problem)
+        # A client's own mistake, or its leaving, is no error of the server (OpenTelemetry's convention for HTTP).
+        is_error = problem not in (None, CLIENT_GONE) and not 400 <= code < 500
+        return self._spans(name, scope, attributes, began, generation, is_error)
 
     def _spans(
         self,
@@ -116,7 +118,7 @@ class Tracing:
         attributes: dict[str, Any],
         began: float,
         generation: Generation | None,
-        problem: str | None,
+        is_error: bool,
     ) -> str | None:
         # The spans' clock is the wall's; the request's was the monotonic one.
         offset = time.time_ns() - time.monotonic_ns()
@@ -129,8 +131,7 @@ class Tracing:
         for phase, begin, end in phases(generation) if generation is not None else ():
             child = self._tracer.start_span(phase, within, start_time=_ns(begin) + offset)
             child.end(_ns(end) + offset)
-        # A client's own mistake, or its leaving, is no error of the server (OpenTelemetry's convention for HTTP).
-        if problem and not problem.startswith("4") and problem != CLIENT_GONE:
+        if is_error:
             span.set_status(self._api.StatusCode.ERROR)
         span.end(time.time_ns())
         return f"{span.get_span_context().trace_id:032x}"

@@ -7,10 +7,9 @@ import dataclasses
 import msgspec
 
 from ..wire.checks import MAX_STOPS
-from ..wire.messages import SamplingParams
+from ..wire.messages import SamplingParams, Structure
 from .errors import invalid, wrong
 from .protocol import ChatRequest, CompletionRequest, SamplingFields
-from .structures import structure_of
 
 DEFAULT_MAX_TOKENS = 16
 MAX_PROMPTS = 1024
@@ -29,9 +28,11 @@ class Limits:
     max_n: int
 
 
-def sampling_params(request: CompletionRequest | ChatRequest, limits: Limits) -> SamplingParams:
-    """The parameters of a request but for `max_tokens`, which depends on each prompt (`answer_length`), and for the
-    token ids of bad words.
+def sampling_params(
+    request: CompletionRequest | ChatRequest, limits: Limits, structure: Structure | None = None
+) -> SamplingParams:
+    """The parameters of a request whose answers must look like `structure`, but for `max_tokens`, which depends on each
+    prompt (`answer_length`), and for the token ids of bad words.
 
     Raises:
         ApiError: 400; names the field.
@@ -55,7 +56,7 @@ def sampling_params(request: CompletionRequest | ChatRequest, limits: Limits) ->
         bad_words=_texts("bad_words", request.bad_words or [], MAX_BAD_WORD_LENGTH),
         logprobs=logprobs,
         prompt_logprobs=_prompt_logprobs(request),
-        structure=structure_of(request),
+        structure=structure,
         max_tokens=None,
     )
 

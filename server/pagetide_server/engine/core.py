@@ -232,7 +232,7 @@ class EngineCore:
         if isinstance(error, RequestFault):
             # It is refused. As on arrival, one output stands for all its answers.
             ended = self._scheduler.abort(sequence.request_id)
-            outputs = [error_output(sequence.request_id, sequence.index, str(error), "invalid")]
+            outputs = [error_output(sequence.request_id, sequence.index, str(error), error.kind)]
         else:
             ended = self._scheduler.fail(sequence)
             outputs = [error_output(s.request_id, s.index, text_of(error), "engine") for s in ended]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pagetide_spec.errors import PagetideError
 
+from ..wire.messages import ErrorKind
+
 
 class DeviceLost(PagetideError):
     """The device computes nothing any more: no later step can succeed, and the process should end."""
@@ -15,3 +17,11 @@ class Busy(PagetideError):
 
 class RequestFault(PagetideError):
     """What a request asks for cannot be done, as only its answer shows: the client must change it."""
+
+    kind: ErrorKind = "invalid"
+
+
+class StructureFault(RequestFault):
+    """The structure of an answer cannot be followed to its end."""
+
+    kind: ErrorKind = "structure"

@@ -10,7 +10,7 @@ from collections import deque
 import msgspec
 
 from ..wire.messages import AbortRequest, AddRequest, FromEngine, Shutdown, ToEngine
-from .frames import READ_BYTES, Splitter, frame
+from .frames import READ_BYTES, FrameSplitter, frame
 
 # Messages taken in between two steps: a flood of them must not keep the running requests waiting.
 READ_AT_ONCE = 64
@@ -32,7 +32,7 @@ class Channel:
         self._sending = threading.Lock()
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(ToEngine)
-        self._splitter = Splitter()
+        self._frames = FrameSplitter()
         self._arrived: deque[bytearray] = deque()
         self._poll = select.poll()
         self._poll.register(connection, select.POLLIN)
@@ -72,4 +72,4 @@ class Channel:
             raise ClientGone from error
         if not data:
             raise ClientGone
-        self._arrived.extend(self._splitter.feed(data))
+        self._arrived.extend(self._frames.feed(data))

@@ -83,15 +83,11 @@ class EngineClient:
         self._loop = asyncio.get_running_loop()
         self._ready = self._loop.create_future()
         link = self._link = Link(self._loop, self._handle)
-        launch = Launch(
-            config=dataclasses.asdict(config),
-            core=core,
-            connection=link.engine_end.fileno(),
-            parent=os.getpid(),
-        )
+        inherited = link.engine_end.fileno()
+        launch = Launch(config=dataclasses.asdict(config), core=core, connection=inherited, parent=os.getpid())
         command = [sys.executable, "-m", "pagetide_server.process.worker"]
         self._process = await asyncio.create_subprocess_exec(
-            *command, stdin=asyncio.subprocess.PIPE, pass_fds=[link.engine_end.fileno()]
+            *command, stdin=asyncio.subprocess.PIPE, pass_fds=[inherited]
         )
         link.engine_end.close()
         self._watcher = self._loop.create_task(self._watch(self._process))
@@ -101,17 +97,16 @@ class EngineClient:
     async def close(self, at_once: bool = False) -> None:
         """End the engine process and fail what is still open. May be called twice, and after a failed start.
 
-        `at_once`: it may not end its step first.
+        `at_once`: it may not end its step first. Nor may an engine that is stuck.
         """
         self._closing = True
         process = self._process
         if process is not None and process.returncode is None:
             self._send(Shutdown())
-            # While it loads, the engine reads no messages.
-            is_loaded = self._ready is not None and self._ready.done()
-            patience = EXIT_SECONDS if is_loaded and not at_once else 0
+            # While it loads or is stuck, the engine reads no messages.
+            is_reading = self._ready is not None and self._ready.done() and self.why_unhealthy() is None
             try:
-                await asyncio.wait_for(process.wait(), patience)
+                await asyncio.wait_for(process.wait(), EXIT_SECONDS if is_reading and not at_once else 0)
             except TimeoutError:
                 with contextlib.suppress(ProcessLookupError):
                     process.kill()

@@ -21,7 +21,7 @@ def frame(message: bytes) -> bytes:
     return len(message).to_bytes(HEAD_BYTES, "little") + message
 
 
-class Splitter:
+class FrameSplitter:
     """Cuts what has been read into encoded messages; keeps the beginning of one whose end is still to come."""
 
     def __init__(self) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import msgspec
 
 from ..wire.messages import FromEngine, ToEngine
-from .frames import BUFFER_BYTES, READ_BYTES, Splitter, frame
+from .frames import BUFFER_BYTES, READ_BYTES, FrameSplitter, frame
 
 # Messages handled before other tasks of the event loop get their turn.
 DRAIN_AT_ONCE = 32
@@ -33,7 +33,7 @@ class Link:
         self._socket.setblocking(False)
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
-        self._splitter = Splitter()
+        self._frames = FrameSplitter()
         # One for all reads: a fresh one of this size is taken from the system page by page.
         self._buffer = memoryview(bytearray(READ_BYTES))
         # Messages that have been read but not handled.
@@ -96,7 +96,7 @@ class Link:
         if not count:
             # The end would be announced over and over; what it means says the watcher of the process.
             self._loop.remove_reader(self._socket)
-        self._arrived.extend(self._splitter.feed(self._buffer[:count]))
+        self._arrived.extend(self._frames.feed(self._buffer[:count]))
         return bool(count)
 
     def _write(self) -> None:

@@ -10,7 +10,7 @@ DEFAULT_CORE = "pagetide_server.factory:create_core"
 
 # Exit codes of the engine process, and of the server that ends because of it.
 EXIT_START = 3  # the model could not be loaded
-EXIT_ENGINE = 4  # the engine failed, or was killed, while it served
+EXIT_ENGINE = 4  # the engine failed, was killed, or did not go on with its requests, while it served
 
 
 class Launch(msgspec.Struct, kw_only=True):

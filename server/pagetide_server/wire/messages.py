@@ -14,14 +14,10 @@ ErrorKind = Literal["invalid", "structure", "queue_full", "engine"]
 
 
 class Structure(msgspec.Struct, frozen=True, kw_only=True):
-    """What the answer must look like; `value` is a JSON schema, a regex, a JSON list or a grammar, as text.
-
-    `field` is what of the client's request says so, for errors.
-    """
+    """What the answer must look like; `value` is a JSON schema, a regex, a JSON list or a grammar, as text."""
 
     kind: Literal["json", "json_object", "regex", "choice", "grammar"]
     value: str = ""
-    field: str = ""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):

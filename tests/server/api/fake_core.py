@@ -1,7 +1,8 @@
 """The real engine core and scheduler around a model that is none: answers that follow from the prompt alone.
 
 It runs in the real engine process (`core="fake_core:create"`). The first token of a prompt may ask for a fault, see
-`SLOW` and those below it; a grammar named "wrong" cannot be compiled; `allowed_token_ids` dictate the answer.
+`SLOW` and those below it; a grammar that says "wrong" cannot be compiled, and one that says "endless" not be followed
+beyond a token; `allowed_token_ids` dictate the answer.
 Environment: FAKE_STEP_S (duration of a step), FAKE_BLOCKS (KV memory), FAKE_LOAD_S,
 FAKE_LOAD_ERROR (setting | model | crash).
 """
@@ -17,6 +18,7 @@ import types
 from collections.abc import Callable
 
 from pagetide_server.engine.core import EngineCore
+from pagetide_server.engine.faults import StructureFault
 from pagetide_server.engine.scheduler import Scheduler, SchedulerConfig
 from pagetide_server.wire.messages import Ready, TokenLogprobs
 from pagetide_spec.config import EngineConfig
@@ -94,10 +96,10 @@ def known(token: int, top: int) -> TokenLogprobs:
 class Compiler:
     """Its grammars allow everything; it is compiler, compilation, grammar and matcher."""
 
-    error = None
+    fault = StructureFault("the grammar has no end")
 
     def __init__(self, structure=None) -> None:
-        self._structure = structure
+        self._structure, self._accepted = structure, 0
 
     def compile(self, structure):
         return Compiler(structure)
@@ -106,15 +108,16 @@ class Compiler:
         return True
 
     def result(self):
-        if self._structure.value == "wrong":
+        if "wrong" in self._structure.value:
             raise PagetideError("the grammar is wrong")
         return self
 
     def matcher(self):
-        return self
+        return Compiler(self._structure)
 
     def accept(self, token_id):
-        return True
+        self._accepted += 1
+        return self._structure.value != "endless" or self._accepted == 1
 
     def close(self):
         pass

@@ -194,17 +194,34 @@ def test_the_engines_refusal_is_an_http_error(server, stream):
     error_of(server.post(COMPLETION, prompt="x", guided_grammar="wrong", stream=stream), 400, "grammar")
 
 
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize(
-    ("field", "value"),
+    ("value", "problem"),
     [
-        pytest.param("guided_grammar", "wrong", id="of the older names"),
-        pytest.param("structured_outputs.grammar", {"grammar": "wrong"}, id="of the newer form"),
+        pytest.param("wrong", "the grammar is wrong", id="when it is compiled"),
+        pytest.param("endless", "the grammar has no end", id="by the answer"),
     ],
 )
-def test_a_form_that_cannot_be_compiled_is_refused_by_the_name_of_its_field(server, field, value):
-    error = server.post(COMPLETION, prompt="x", **{field.partition(".")[0]: value}).json()["error"]
-    assert error["param"] == field
-    assert error["message"] == f"{field}: the grammar is wrong"
+@pytest.mark.parametrize(
+    ("field", "body"),
+    [
+        pytest.param("guided_grammar", lambda text: text, id="of the older names"),
+        pytest.param("structured_outputs.grammar", lambda text: {"grammar": text}, id="of the newer form"),
+    ],
+)
+def test_a_fault_of_a_structure_names_the_field_that_asked_for_it(server, field, body, value, problem, stream):
+    request = {"prompt": "x", field.partition(".")[0]: body(value), "stream": stream}
+    text = server.post(COMPLETION, **request).text
+    # Behind the first token it is an event.
+    error = json.loads(text.removesuffix("data: [DONE]\n\n").strip().split("data: ")[-1])["error"]
+    assert (error["param"], error["message"]) == (field, f"{field}: {problem}")
+    assert (error["type"], error["code"]) == ("invalid_request_error", "invalid_value")
+
+
+def test_a_fault_of_a_forced_call_names_the_tools(server):
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"const": "wrong"}}}
+    answer = server.post(CHAT, messages=HI, tools=[tool], tool_choice="required")
+    assert error_of(answer, 400, "tools")["param"] == "tools"
 
 
 def test_a_failure_before_the_first_token_is_an_http_error_later_an_event(server):

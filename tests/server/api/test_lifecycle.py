@@ -21,6 +21,7 @@ import pytest
 
 from pagetide_server.api.server import EXIT_HTTP, Server
 from pagetide_server.api.sockets import listen
+from pagetide_server.process.client import EXIT_SECONDS
 from pagetide_server.text.tokenizer import Tokenizer
 from pagetide_server.wire.launch import EXIT_ENGINE, EXIT_START
 from pagetide_spec.config import EngineConfig
@@ -73,7 +74,10 @@ def test_a_loading_server_is_alive_but_not_ready(launch, wait, free_port):
         wait(lambda: server.status("/readyz") == 200)
         assert server.status("/v1/models") == 200
         assert server.stop() == 0
-    assert "loading: weights" in server.log.read_text()
+    log = server.log.read_text()
+    assert "loading: weights" in log
+    assert "POST /tokenize 503" in log
+    assert not any(path in log for path in (*PROBES, "/metrics"))
 
 
 @pytest.mark.parametrize("slow", ["FAKE_LOAD_S", "FAKE_TOKENIZER_S"], ids=["the model", "the tokenizer"])
@@ -103,6 +107,9 @@ def test_sigterm_lets_streams_finish_and_takes_no_more(launch, wait):
             assert text.count('"finish_reason":"length"') == 1
         assert server.process.wait(10) == 0
         assert not alive(engine)
+    log = server.log.read_text()
+    assert "POST /v1/completions 503" in log
+    assert not any(path in log for path in PROBES)
 
 
 def test_sigterm_under_load_loses_no_stream_that_has_begun(launch, wait):
@@ -146,6 +153,7 @@ def test_a_second_signal_cuts_streams_with_an_error(launch, wait, second, code):
         assert server.stop(second) == code
         assert time.monotonic() - began < 5
         assert "shutting down" in job.result(5)
+    assert "cutting 1 requests: a second signal came" in server.log.read_text()
 
 
 def test_a_second_signal_does_not_wait_for_a_long_step(launch, wait):
@@ -169,6 +177,22 @@ def test_a_drain_has_an_end(launch, wait):
         text = job.result(5)
         assert "shutting down" in text
         assert '"finish_reason":"' not in text
+    assert "cutting 1 requests: they took longer than 1 s (--shutdown-timeout-s)" in server.log.read_text()
+
+
+def test_a_drain_that_a_stuck_engine_keeps_from_ending_has_a_code_and_says_why(launch, wait):
+    # Long enough for its silence to be told from a long step's.
+    with launch("--shutdown-timeout-s=7", FAKE_STEP_S="0.1") as server, futures.ThreadPoolExecutor(1) as pool:
+        job = pool.submit(stream, server, max_tokens=400)
+        wait(lambda: server.metric("pagetide_requests_running") == 1)
+        os.kill(server.engine_pid, signal.SIGSTOP)
+        began = time.monotonic()
+        assert server.stop() == EXIT_ENGINE
+        # Not what the engine gets to end its step.
+        assert time.monotonic() - began < 7 + EXIT_SECONDS
+        assert "shutting down" in job.result(5)
+    said = r" ERROR pagetide cutting 1 requests: the engine process has given no sign of life for \d+ s\n"
+    assert re.search(said, server.log.read_text())
 
 
 def test_ctrl_c_to_the_whole_group_drains_too(launch, wait):
@@ -214,6 +238,9 @@ def test_a_stopped_engine_is_seen_within_ten_seconds(launch, wait):
         os.kill(server.engine_pid, signal.SIGCONT)
         wait(lambda: server.status("/livez") == 200)
         assert server.complete(prompt="x", max_tokens=1)
+    log = server.log.read_text()
+    assert "GET /livez 503" in log
+    assert "GET /livez 200" not in log
 
 
 @pytest.mark.slow

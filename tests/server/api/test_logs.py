@@ -20,7 +20,6 @@ def test_an_access_line_tells_times_and_tokens(launch):
     with launch("--log-format=json") as server:
         head = {"x-request-id": "my-id"}
         server.http.post("/v1/completions", json={"prompt": [300] * 5, "max_tokens": 3, "stream": True}, headers=head)
-        server.http.get("/livez")
         assert server.stop() == 0
         lines = [json.loads(line) for line in server.log.read_text().splitlines()]
     (line,) = [line for line in lines if line["logger"] == "pagetide.access"]
@@ -29,6 +28,17 @@ def test_an_access_line_tells_times_and_tokens(launch):
     assert 0 <= line["queue_s"] <= line["seconds"]
     assert line["prefill_s"] > 0 < line["decode_s"]
     assert "POST /v1/completions 200" in line["message"]
+
+
+@pytest.mark.parametrize(("level", "shown"), [("info", False), ("debug", True)])
+def test_probes_and_scrapes_do_not_fill_the_log(launch, level, shown):
+    with launch(f"--log-level={level}") as server:
+        for path in ("/livez", "/readyz", "/health", "/metrics", "/v1/models"):
+            assert server.http.get(path).status_code == 200
+        assert server.stop() == 0
+        log = server.log.read_text()
+    assert [f"GET {path} 200" in log for path in ("/livez", "/readyz", "/health", "/metrics")] == [shown] * 4
+    assert "GET /v1/models 200" in log
 
 
 def test_every_line_of_both_processes_is_json(launch):

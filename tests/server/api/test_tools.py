@@ -11,8 +11,8 @@ from msgspec import UNSET
 
 from pagetide_server.api.protocol import ChatRequest
 from pagetide_server.api.reasoning import ThinkParser
-from pagetide_server.api.splitting import format_of, splitter_factory, tool_params
-from pagetide_server.api.structures import structure_of
+from pagetide_server.api.splitting import format_of, splitter_factory, with_forced_call
+from pagetide_server.api.structures import asked_structure
 from pagetide_server.api.tools.forced import ListParser, NamedParser
 from pagetide_server.api.tools.hermes import HermesParser
 from pagetide_server.api.tools.llama3 import Llama3Parser
@@ -183,7 +183,7 @@ NAMED = {"type": "function", "function": {"name": "weather"}}
 )  # fmt: skip
 def test_an_answer_begins_with_reasoning_only_where_it_can(request_fields, prompt, answer, found):
     request = ChatRequest(messages=[], **request_fields)
-    params = tool_params(request, SamplingParams(structure=structure_of(request)))
+    params = SamplingParams(structure=with_forced_call(request, asked_structure(request)).structure)
     config = EngineConfig(model="m", reasoning_parser="think_open", tool_call_parser="none")
     make = splitter_factory(config, None, request, params, prompt)
     assert read(make(), [answer]) == found

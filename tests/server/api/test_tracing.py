@@ -16,6 +16,8 @@ from pagetide_server.api import tracing
 proto = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2", reason="install pagetide[otel]")
 
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
+# Of fake_core.py.
+FAIL = 381
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
 
@@ -125,11 +127,12 @@ def test_requests_that_fail_and_clients_that_leave(launch, collector, wait):
         server.http.post("/v1/chat/completions", json=chat)
         server.http.post("/v1/completions", json={"prompt": 7})
         server.http.get("/no/such")
+        assert server.http.post("/v1/completions", json={"prompt": [FAIL], "stream": True}).status_code == 200
         body = {"prompt": [300], "max_tokens": 400, "stream": True}
         with server.http.stream("POST", "/v1/completions", json=body) as response:
             next(response.iter_lines())
         # The other one was refused before anything was known of it.
-        wait(lambda: collector.named("text_completion tiny"), 10)
+        wait(lambda: len(collector.named("text_completion tiny")) == 2, 10)
         assert server.stop() == 0
     (chatted,) = collector.named("chat tiny")
     assert plain(chatted.attributes)["gen_ai.request.choice.count"] == 2
@@ -139,8 +142,9 @@ def test_requests_that_fail_and_clients_that_leave(launch, collector, wait):
     assert refused.status.code == 0
     (unknown,) = collector.named("GET unmatched")
     assert plain(unknown.attributes)["http.response.status_code"] == 404
-    (left,) = collector.named("text_completion tiny")
-    assert plain(left.attributes)["error.type"] == "client_disconnected"
+    failed, left = collector.named("text_completion tiny")
+    assert (plain(failed.attributes)["error.type"], failed.status.code) == ("engine_error", 2)
+    assert (plain(left.attributes)["error.type"], left.status.code) == ("client_disconnected", 0)
     assert 0 < plain(left.attributes)["gen_ai.usage.output_tokens"] < 400
     assert collector.resources[0]["service.name"] == "mine"
 

@@ -10,9 +10,9 @@ from pagetide_server.api.decoding import parse
 from pagetide_server.api.errors import ApiError
 from pagetide_server.api.middleware import key_matches
 from pagetide_server.api.protocol import ChatRequest, CompletionRequest
-from pagetide_server.api.splitting import tool_params
+from pagetide_server.api.splitting import showing_calls, with_forced_call
+from pagetide_server.api.structures import FREE, asked_structure
 from pagetide_server.api.validation import Limits, answer_length, sampling_params
-from pagetide_server.wire.messages import SamplingParams
 
 LIMITS = Limits(max_model_len=100, vocab_size=50, max_n=8)
 SCHEMA = {"type": "object"}
@@ -84,28 +84,44 @@ def test_fields_become_parameters(fields, name, value):
     ],
 )  # fmt: skip
 def test_forms_become_a_structure(fields, kind, value):
-    found = params(**fields).structure
+    found = asked_structure(completion(**fields)).structure
     assert (found and found.kind, found and found.value) == (kind, value)
 
 
 def test_two_forms_at_once_are_refused():
     with pytest.raises(ApiError, match="only one"):
-        params(guided_regex="a", guided_choice=["a"])
+        asked_structure(completion(guided_regex="a", guided_choice=["a"]))
 
 
-def test_a_forced_call_has_a_structure_and_shows_special_tokens():
-    tools = [{"type": "function", "function": {"name": "f", "parameters": SCHEMA}}]
-    plain = SamplingParams()
-    named = tool_params(chat(tools=tools, tool_choice={"type": "function", "function": {"name": "f"}}), plain)
-    assert json.loads(named.structure.value) == {"x-guidance": {"whitespace_pattern": " ?"}, **SCHEMA}
-    required = tool_params(chat(tools=tools, tool_choice="required"), plain)
-    assert json.loads(required.structure.value)["minItems"] == 1
-    single = tool_params(chat(tools=tools, tool_choice="required", parallel_tool_calls=False), plain)
-    assert json.loads(single.structure.value)["maxItems"] == 1
-    assert named.structure.field == required.structure.field == "tools"
-    free = tool_params(chat(tools=tools), plain)
-    assert (free.structure, free.skip_special_tokens) == (None, False)
-    assert tool_params(chat(tools=tools, tool_choice="none"), plain) == plain
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": SCHEMA}}]
+NAMED = {"type": "function", "function": {"name": "f"}}
+
+
+def test_a_forced_call_has_a_structure():
+    field, named = with_forced_call(chat(tools=TOOLS, tool_choice=NAMED), FREE)
+    assert field == "tools"
+    assert json.loads(named.value) == {"x-guidance": {"whitespace_pattern": " ?"}, **SCHEMA}
+    field, required = with_forced_call(chat(tools=TOOLS, tool_choice="required"), FREE)
+    assert field == "tools"
+    assert json.loads(required.value)["minItems"] == 1
+    _, single = with_forced_call(chat(tools=TOOLS, tool_choice="required", parallel_tool_calls=False), FREE)
+    assert json.loads(single.value)["maxItems"] == 1
+    for choice in ("auto", "none"):
+        assert with_forced_call(chat(tools=TOOLS, tool_choice=choice), FREE) is FREE
+
+
+@pytest.mark.parametrize(
+    ("fields", "shown"),
+    [
+        pytest.param({"tool_choice": "required"}, True, id="a forced call"),
+        pytest.param({}, True, id="the model decides"),
+        pytest.param({"tool_choice": "none"}, False, id="no call"),
+        pytest.param({"skip_special_tokens": True}, False, id="asked for"),
+    ],
+)
+def test_marks_of_calls_are_in_the_text(fields, shown):
+    request = chat(tools=TOOLS, **fields)
+    assert showing_calls(request, sampling_params(request, LIMITS)).skip_special_tokens is not shown
 
 
 @pytest.mark.parametrize(

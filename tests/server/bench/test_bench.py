@@ -202,7 +202,7 @@ def test_a_wrong_flag_is_one_line_and_exit_code_2(fake, bench, arguments, line):
 def test_a_server_that_is_not_there_is_one_line_and_exit_code_1(bench):
     code, _, err = bench("http://127.0.0.1:9")
     assert code == 1
-    assert "http://127.0.0.1:9/v1/models does not answer" in err
+    assert "http://127.0.0.1:9/v1/models does not answer: cannot connect to 127.0.0.1:9\n" in err
     assert "Traceback" not in err
 
 

@@ -59,18 +59,17 @@ class StructureCompiler:
         ends = frozenset(eos_token_ids) or tokenizer.eos_token_ids
         self._eos = sorted(i for i in ends if i < tokenizer.vocab_size)
         self._pool = concurrent.futures.ThreadPoolExecutor(_THREADS, thread_name_prefix="structure")
-        self._grammars: collections.OrderedDict[tuple[str, str], Compilation] = collections.OrderedDict()
+        self._grammars: collections.OrderedDict[Structure, Compilation] = collections.OrderedDict()
         self._lock = threading.Lock()
         self._tokens: llguidance.LLTokenizer | None = None
 
     def compile(self, structure: Structure) -> Compilation:
         """Start to compile `structure`, or find it under way or done. Never raises: see `Compilation.result`."""
-        key = structure.kind, structure.value  # whichever field of a request asks for it
-        known = self._grammars.get(key)
+        known = self._grammars.get(structure)
         if known is None or known.failed():
-            known = self._grammars[key] = Compilation(self._pool, lambda: self._build(structure))
+            known = self._grammars[structure] = Compilation(self._pool, lambda: self._build(structure))
         known.renew()
-        self._grammars.move_to_end(key)
+        self._grammars.move_to_end(structure)
         while len(self._grammars) > _KEPT_GRAMMARS:
             self._grammars.popitem(last=False)
         return known

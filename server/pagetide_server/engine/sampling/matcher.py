@@ -7,7 +7,7 @@ import llguidance.numpy
 import numpy as np
 from numpy.typing import NDArray
 
-from ..faults import RequestFault
+from ..faults import StructureFault
 from .grammars import one_line
 
 
@@ -50,14 +50,14 @@ class Matcher:
         return self._ended or bool(self.inner.is_stopped() and not self.inner.is_error())
 
     @property
-    def fault(self) -> RequestFault | None:
+    def fault(self) -> StructureFault | None:
         """Why the matcher cannot go on: its structure is too large to follow, or has no end. None: it can.
 
         Known after `MaskFiller.fill` or `accept`.
         """
         if not self.inner.is_error():
             return None
-        return RequestFault(f"the answer's structure: {one_line(self.inner.get_error())}")
+        return StructureFault(f"the answer's structure: {one_line(self.inner.get_error())}")
 
 
 class MaskFiller:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pagetide_server.engine.faults import RequestFault
+from pagetide_server.engine.faults import RequestFault, StructureFault
 from pagetide_spec.errors import PagetideError
 
 from .fakes import FakeMatcher
@@ -87,22 +87,29 @@ def test_a_matcher_that_cannot_go_on_fails_its_answer_only(harness, refused, tok
 
 
 @pytest.mark.parametrize(
+    ("fault", "kind"),
+    [
+        pytest.param(RequestFault, "invalid", id="of the request"),
+        pytest.param(StructureFault, "structure", id="of its structure"),
+    ],
+)
+@pytest.mark.parametrize(
     ("seen", "tokens"),
     [
         pytest.param(5, {0: [], 1: []}, id="at the first token"),
         pytest.param(6, {0: [5], 1: [5]}, id="later"),
     ],
 )
-def test_a_request_at_fault_ends_with_one_refusal_for_all_its_answers(harness, monkeypatch, seen, tokens):
+def test_a_request_at_fault_ends_with_one_refusal_for_all_its_answers(harness, monkeypatch, seen, tokens, fault, kind):
     made = harness()
     made.compiler.answer, made.compiler.refused = "ready", (seen,)
-    monkeypatch.setattr(FakeMatcher, "fault", RequestFault("too many items"))
+    monkeypatch.setattr(FakeMatcher, "fault", fault("too many items"))
     made.add("a", n=2, structure=CHOICE)
     made.add("bb")
     made.run()
     assert {i: made.tokens("a", i) for i in (0, 1)} == tokens
     (refusal,) = [o for o in made.outputs if o.request_id == "a" and o.finish_reason]
-    assert (refusal.index, refusal.error_kind) == (0, "invalid")
+    assert (refusal.index, refusal.error_kind) == (0, kind)
     assert "too many items" in refusal.error
     assert made.ends()["bb", 0] == "length"
     assert not made.core.has_work()

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from pagetide_server.api.protocol import ChatRequest, StructuredOutputs
-from pagetide_server.api.splitting import tool_params
-from pagetide_server.api.structures import structure_of
+from pagetide_server.api.splitting import MAX_CALLS, with_forced_call
+from pagetide_server.api.structures import FREE, asked_structure
 from pagetide_server.engine.sampling.compiler import StructureCompiler
 from pagetide_server.text.tokenizer import Tokenizer
-from pagetide_server.wire.messages import SamplingParams, Structure
+from pagetide_server.wire.messages import Structure
 
 from .answers import SCHEMA
 
@@ -61,6 +61,8 @@ def call(name: str, city: str) -> str:
     [
         pytest.param(f"[{call('north', 'Oslo')}]", True, id="a call"),
         pytest.param(f"[{call('north', 'Oslo')}, {call('south', 'Rome')}]", True, id="calls of two functions"),
+        pytest.param(f"[{', '.join([call('north', 'Oslo')] * MAX_CALLS)}]", True, id="as many calls as may be"),
+        pytest.param(f"[{', '.join([call('north', 'Oslo')] * (MAX_CALLS + 1))}]", False, id="one more"),
         pytest.param(f"[{call('north', 'Rome')}]", False, id="a part of another function's parameters"),
         pytest.param(f"[\n{call('north', 'Oslo')}\n]", False, id="a call on a line of its own"),
     ],
@@ -71,14 +73,14 @@ def test_a_required_call_follows_what_its_parameters_refer_to(
     places = {"north": parameters("Oslo"), "south": parameters("Rome")}
     tools = [{"type": "function", "function": {"name": n, "parameters": p}} for n, p in places.items()]
     request = ChatRequest(messages=[], tools=tools, tool_choice="required")
-    structure = tool_params(request, SamplingParams()).structure
+    structure = with_forced_call(request, FREE).structure
     assert structure is not None
     assert follows(byte_level, compiler, structure, text) is allowed
 
 
 def test_a_layout_that_is_asked_for_leaves_references_whole(byte_level: Tokenizer, compiler: StructureCompiler) -> None:
     outputs = StructuredOutputs(json=parameters("Oslo"), disable_any_whitespace=True)
-    structure = structure_of(ChatRequest(messages=[], structured_outputs=outputs))
+    structure = asked_structure(ChatRequest(messages=[], structured_outputs=outputs)).structure
     assert structure is not None
     assert follows(byte_level, compiler, structure, '{"at":{"city":"Oslo"}}')
     assert not follows(byte_level, compiler, structure, '{"at": {"city":"Oslo"}}')

@@ -47,6 +47,7 @@ def test_a_structure_that_cannot_be_followed_is_its_requests_fault_alone(
     fault = result.errors.get(0) or isolation.advance(stuck, result.token_ids[0])
     assert isinstance(fault, RequestFault)
     assert words in str(fault)
+    assert fault.kind == ("invalid" if changes else "structure")
     assert 1 not in result.errors
 
 
