@@ -45,7 +45,7 @@ def main() -> int:
         _check(arguments)
         return _compare(arguments)
     except (WrongCall, UnlikePrecisions) as error:
-        print(f"cpu_peers: error: {error}", file=sys.stderr)
+        print(f"cpu_peers: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("cpu_peers: interrupted; --json has the runs that came to their end", file=sys.stderr)
@@ -59,9 +59,12 @@ def _check(arguments: argparse.Namespace) -> None:
     for name, least in (("rounds", 1), ("threads", 1), ("timeout", 1)):
         if not least <= getattr(arguments, name) < float("inf"):
             raise WrongCall(f"--{name}: must be at least {least}, not {getattr(arguments, name):g}")
-    if arguments.json and (arguments.json.is_dir() or not arguments.json.absolute().parent.is_dir()):
-        raise WrongCall(f"--json: {arguments.json} is no file that can be written")
     check_precisions([CONTENDERS[name] for name in arguments.contenders], arguments.unlike_precisions)
+    if arguments.json:
+        try:
+            arguments.json.open("a").close()
+        except OSError as error:
+            raise WrongCall(f"--json: {arguments.json} is no file that can be written: {error.strerror}") from None
 
 
 def _compare(arguments: argparse.Namespace) -> int:

@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args[0] not in COMMANDS:
         near = difflib.get_close_matches(args[0], COMMANDS, n=1)
         hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(COMMANDS)}"
-        print(f"pagetide: error: {args[0]!r}: no such command; {hint}", file=sys.stderr)
+        print(f"pagetide: {args[0]!r}: no such command; {hint}", file=sys.stderr)
         return 2
     try:
         command = load(args[0])

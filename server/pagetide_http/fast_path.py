@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-# Name of the ASGI extension; its value is a `FastPath`.
+# Name of the ASGI extension; its value is what a `FastPath` is made of, for most requests need none.
 FAST_PATH = "pagetide.fast_path"
 
 

@@ -20,7 +20,7 @@ from pagetide_spec.names import HEADER_REQUEST_ID
 from pagetide_spec.web import request_id_of
 
 from .errors import ApiError
-from .fast_path import FAST_PATH, FastPath
+from .fast_path import FAST_PATH
 from .http10 import without_chunks
 from .peers import Patience, notice_death
 from .upgrades import pass_over
@@ -162,7 +162,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._part = _Part.BODY
         self._stop_timer()
         # ASGI's types know no extension of a server's own.
-        extensions: Any = {FAST_PATH: FastPath(self.cycle)}
+        extensions: Any = {FAST_PATH: self.cycle}
         self.cycle.scope["extensions"] = extensions
         # uvicorn stops reading at a request that has to wait, and then does not see the client leave.
         if 0 < len(self.pipeline) < MAX_PIPELINED:

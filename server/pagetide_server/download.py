@@ -22,10 +22,10 @@ def download(config: EngineConfig) -> int:
         folder = resolve(config, _tell)
         Tokenizer.load(config)  # it may be another repository's
     except SettingError as error:
-        print(f"pagetide serve: error: {error}", file=sys.stderr)
+        print(f"pagetide serve: {error}", file=sys.stderr)
         return EXIT_SETTING
     except PagetideError as error:
-        print(f"pagetide serve: error: {error}", file=sys.stderr)
+        print(f"pagetide serve: {error}", file=sys.stderr)
         return EXIT_START
     log.info("%s is in %s", config.model, folder)
     return 0

@@ -47,7 +47,7 @@ def create_core(
         PagetideError: the model cannot be loaded.
     """
     # Before the weights, so that an unavailable one is reported at once.
-    tokenizer = tokenizer or Tokenizer.load(config)
+    tokenizer = tokenizer or Tokenizer.load(config, progress)
     loaded = _loaded(config, progress, tokenizer)
     limits, runner = _placed(config, loaded, progress)
     log_limits(config, loaded, limits)

@@ -63,9 +63,9 @@ class LLM:
         prepare_environment()
         from .factory import create_core
 
-        self._tokenizer = Tokenizer.load(self.config)
-        self._templates = configured(self.config.chat_template, self._tokenizer, _WITHOUT_TEMPLATE)
         with LoadingProgress() as progress:
+            self._tokenizer = Tokenizer.load(self.config, progress.report)
+            self._templates = configured(self.config.chat_template, self._tokenizer, _WITHOUT_TEMPLATE)
             self._core = create_core(self.config, progress.report, self._tokenizer, warm=False)
         self._requests = RequestMaker(self._tokenizer, self._core.ready)
 

@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         keys = read_keys(config)
         listener = None if is_download else listen(config.host, config.port)
     except SettingError as error:
-        print(f"pagetide serve: error: {error}", file=sys.stderr)
+        print(f"pagetide serve: {error}", file=sys.stderr)
         return EXIT_SETTING
     set_up_logging(config.log_level, config.log_format)
     for hint in (*misspelt(os.environ), *before_fastapi.HINTS):

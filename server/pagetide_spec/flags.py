@@ -10,7 +10,7 @@ import argparse
 import dataclasses
 import difflib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from .config import EngineConfig, type_of
@@ -73,8 +73,11 @@ def seconds(text: str, least: float = 0.0) -> float:
     return value
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add one flag for each field but `model`, grouped, with default and limits in the help text."""
+def add_flags(parser: argparse.ArgumentParser, helped: Collection[str] | None = None) -> None:
+    """Add one flag for each field but `model`, grouped, with default and limits in the help text.
+
+    The help has those of `helped`, or all.
+    """
     groups: dict[str, Any] = {}
     for field in dataclasses.fields(EngineConfig):
         if field.name == "model":
@@ -83,6 +86,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         group = groups.get(setting.group) or groups.setdefault(setting.group, parser.add_argument_group(setting.group))
         base, choices, _ = type_of(field)
         text = f"{setting.help} (default: {describe_default(field)})".replace("%", "%%")
+        if helped is not None and field.name not in helped:
+            text = argparse.SUPPRESS
         names = [flag_of(field.name)]
         if base is bool:
             names.append(flag_of("no_" + field.name))

@@ -42,18 +42,20 @@ def in_form(text: str, form: str, level: int = logging.INFO) -> str:
     return JsonFormatter().format(logging.makeLogRecord(fields))
 
 
-def add_log_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags of a program whose log has these forms."""
+def add_log_flags(parser: argparse.ArgumentParser, level: str = "info") -> None:
+    """The flags of a program whose log has these forms; `level` is the default."""
     levels = ["debug", "info", "warning", "error"]
-    parser.add_argument("--log-level", choices=levels, default="info", help="least severe (default: %(default)s)")
-    parser.add_argument("--log-format", choices=["text", "json"], default="text", help="(default: %(default)s)")
+    parser.add_argument("--log-level", choices=levels, default=level, help="least severe level (default: %(default)s)")
+    parser.add_argument(
+        "--log-format", choices=["text", "json"], default="text", help="form of log lines (default: %(default)s)"
+    )
 
 
 def set_up_logging(level: str, form: str, source: str = "%(name)s") -> None:
     """Send the process's log, and Python's warnings, to stderr. `source` says in text lines where they come from."""
     logging.basicConfig(level=level.upper(), handlers=[_handler(form, source)], force=True)
     logging.captureWarnings(True)
-    for noisy in ("asyncio", "uvicorn.error", "httpx"):
+    for noisy in ("asyncio", "uvicorn.error", "httpx", "httpx2"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
 

@@ -75,6 +75,8 @@ def test_unlike_precisions_end_with_one_clear_line(tmp_path: Path) -> None:
         pytest.param(["m", "--threads=0"], "--threads: must be at least 1", id="no thread"),
         pytest.param(["m", "--timeout=nan"], "--timeout: must be at least 1", id="a time that is none"),
         pytest.param(["m", "--json=/nowhere/x.json"], "/nowhere/x.json is no file", id="no place for the figures"),
+        pytest.param(["m", "--json=/proc/x.json"], "/proc/x.json is no file", id="a folder that takes no file"),
+        pytest.param(["m", "--json=."], ". is no file that can be written: Is a directory", id="a folder"),
         pytest.param(["--from", "/nowhere"], "/nowhere is not what --json wrote", id="no figures"),
         pytest.param(["--from", __file__], "is not what --json wrote", id="a file of something else"),
     ],

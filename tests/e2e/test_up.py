@@ -34,6 +34,16 @@ def test_two_services_behind_one_address(up, manifest):
     assert "logs of replicas: .pagetide/logs" in one.text
 
 
+def test_with_json_logs_every_line_is_an_object(up, manifest, until):
+    one = up(manifest("a", resources={"limits": {"cpu": 1}}), manifest("b-wrong"), "--log-format=json")
+    until(lambda: "listening on" in one.text)
+    assert one.end() == 0
+    lines = [json.loads(line) for line in one.text.splitlines()]
+    said = {line["message"].partition(":")[0]: line["level"] for line in lines}
+    assert {"a", "a is Ready", "logs of replicas", "listening on http"} <= said.keys()
+    assert said["b-wrong-0"] == "error"
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_everything(number, up, manifest):
     one = up(manifest("a", replicas=2))

@@ -1,10 +1,17 @@
 """`pagetide serve --download-only`: ends with the exit code that a server would end with, and opens no port."""
 
+import io
+import logging
+
 import huggingface_hub
 import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 from pagetide_server import serve
+from pagetide_server.checkpoint.files import silent
+from pagetide_server.checkpoint.hub import fetch
+from pagetide_server.text.tokenizer import Tokenizer
+from pagetide_spec.config import EngineConfig
 
 
 @pytest.fixture
@@ -45,4 +52,19 @@ def test_download_only(hub, arguments, code, expected):
 def test_the_last_line_says_why(hub, capsys):
     """It is what the status of the service shows."""
     serve.main(["org/gone", "--download-only"])
-    assert capsys.readouterr().err.splitlines()[-1].startswith("pagetide serve: error: model: 'org/gone': ")
+    assert capsys.readouterr().err.splitlines()[-1].startswith("pagetide serve: model: 'org/gone': ")
+
+
+def test_a_tokenizer_that_is_fetched_first_says_so(hub):
+    stages = []
+    Tokenizer.load(EngineConfig(model="org/name"), lambda stage, fraction: stages.append((stage, fraction)))
+    assert stages == [("downloading the model", 0.0), ("downloading the model", 1.0)]
+
+
+def test_what_the_hub_library_says_is_logged_once(hub, caplog):
+    library = logging.getLogger("huggingface_hub")
+    library.addHandler(own := logging.StreamHandler(io.StringIO()))  # as it does itself when it is imported
+    fetch(EngineConfig(model="org/name"), [], silent)
+    logging.getLogger("huggingface_hub.utils._http").warning("no token")
+    assert caplog.messages == ["no token"]
+    assert own.stream.getvalue() == ""

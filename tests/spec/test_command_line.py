@@ -16,11 +16,11 @@ from pagetide_spec.flags import misspelt
 @pytest.mark.parametrize(
     ("argv", "line"),
     [
-        pytest.param(["--prot=1"], "demo: error: --prot=1: no such flag; did you mean --port?", id="misspelt"),
-        pytest.param(["--xyzzy"], "demo: error: --xyzzy: no such flag", id="unlike any flag"),
-        pytest.param(["--por=1"], "demo: error: --por=1: no such flag; did you mean --port?", id="abbreviated"),
-        pytest.param(["a", "b"], "demo: error: b: unexpected argument", id="one argument too many"),
-        pytest.param(["--port=x"], "demo: error: argument --port: invalid int value: 'x'", id="wrong type"),
+        pytest.param(["--prot=1"], "demo: --prot=1: no such flag; did you mean --port?", id="misspelt"),
+        pytest.param(["--xyzzy"], "demo: --xyzzy: no such flag", id="unlike any flag"),
+        pytest.param(["--por=1"], "demo: --por=1: no such flag; did you mean --port?", id="abbreviated"),
+        pytest.param(["a", "b"], "demo: b: unexpected argument", id="one argument too many"),
+        pytest.param(["--port=x"], "demo: argument --port: invalid int value: 'x'", id="wrong type"),
     ],
 )
 def test_a_wrong_call_is_one_line(argv, line, capsys):
@@ -43,7 +43,7 @@ def test_a_wrong_call_is_one_line(argv, line, capsys):
 def test_an_unknown_command_is_named(command, hint, capsys):
     assert main([command]) == 2
     text = capsys.readouterr().err
-    assert text.startswith(f"pagetide: error: {command!r}: no such command; ")
+    assert text.startswith(f"pagetide: {command!r}: no such command; ")
     assert hint in text
     assert text.count("\n") == 1
 

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import random
-import re
 import signal
 import socket
 import sys
@@ -16,7 +15,6 @@ from pathlib import Path
 # Below the range from which Linux takes ports of outgoing connections (32768 up), so that none of those takes a port
 # between its choice here and the replica's start.
 _PORTS = range(20000, 32000)
-_TAIL_BYTES = 16 << 10
 
 
 async def spawn(command: Sequence[str], environment: Mapping[str, str], log: Path) -> asyncio.subprocess.Process:
@@ -69,29 +67,6 @@ def free_port(taken: Collection[int]) -> int:
             probe.bind(("127.0.0.1", port))
             return port
     raise OSError("no free port on 127.0.0.1")
-
-
-# As the server writes it: a log line of that level, or the one line of a command that ends.
-_ERROR = re.compile(r" ERROR |: error: ")
-# The runner's own probes are logged as well; they are no news to it.
-_ACCESS = " pagetide.access "
-
-
-def last_line(log: Path) -> str:
-    """What a log says last: its last line about an error, or else the last one; empty where there is none."""
-    try:
-        with log.open("rb") as file:
-            file.seek(0, os.SEEK_END)
-            begin = max(0, file.tell() - _TAIL_BYTES)
-            file.seek(begin)
-            if begin:
-                file.readline()  # the rest of a line says nothing, and hides what kind of line it was
-            lines = file.read().decode("utf-8", "replace").splitlines()
-    except OSError:
-        return ""
-    said = [line.strip() for line in reversed(lines) if line.strip() and _ACCESS not in line]
-    # Requests that were under way may still be logged behind the reason.
-    return next((line for line in said if _ERROR.search(line)), said[0] if said else "")
 
 
 def describe_exit(code: int) -> str:

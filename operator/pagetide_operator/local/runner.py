@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import socket
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,10 +21,10 @@ from pagetide_gateway.serving.server import GatewayServer
 from pagetide_spec.names import EXIT_SETTING
 
 from ..autoscaling.windows import SCRAPE_S
-from .process import last_line
+from .replica_log import last_line
 from .scaler import LocalScaler
 from .service import LocalService
-from .show import Progress, Screen, print_table
+from .show import Screen
 from .slot import Slot
 from .status import PATH_STATUS, ReplicaStatus, State, changes, describe, has_settled, is_hopeless, summary
 from .supervisor import ReplicaCommand, Supervisor
@@ -44,10 +44,11 @@ class Runner:
         command: ReplicaCommand,
         max_replicas: int,
         scrape_s: float = SCRAPE_S,
+        screen: Screen | None = None,
     ) -> None:
         registry = Registry()
         self._supervisor = Supervisor(services, registry, logs, command)
-        self._screen = Screen()
+        self._screen = screen or Screen()
         self._scaler = LocalScaler(self._supervisor, max_replicas, self._screen.say, scrape_s)
         gateway = Gateway(registry, extra_routes=[Route(PATH_STATUS, self._serve_status)])
         drain_s = max((s.drain_seconds for s in services), default=0.0)
@@ -84,7 +85,7 @@ class Runner:
             return 0
         if telling.done() and not telling.cancelled():
             return telling.result()
-        print("pagetide up: the gateway has ended by itself", file=sys.stderr)
+        self._screen.tell("pagetide up: the gateway has ended by itself", logging.ERROR)
         return EXIT_FAILED
 
     def _take_signals(self) -> None:
@@ -98,18 +99,18 @@ class Runner:
             self._supervisor.kill()
             return
         self._ending.set()
-        print("stopping; requests under way may finish (once more: at once)", file=sys.stderr, flush=True)
+        self._screen.tell("stopping; requests under way may finish (once more: at once)")
 
     async def _tell(self) -> int:
         """Progress, then the table and the address, then each change; returns when all hope is lost."""
-        print(f"logs of replicas: {self._logs}", file=sys.stderr, flush=True)
-        with Progress("starting") as progress:
+        self._screen.tell(f"logs of replicas: {self._logs}")
+        with self._screen.progress("starting") as progress:
             while not all(map(has_settled, services := self.status())):
                 progress.update(summary(services))
                 await asyncio.sleep(_LOOK_S)
-        print_table(services)
+        self._screen.table(services)
         if not is_hopeless(services):
-            print(f"listening on {url_of(self._listener)}", flush=True)
+            self._screen.say(f"listening on {url_of(self._listener)}")
         with self._screen.live(any(s.autoscaling for s in self._supervisor.services.values())):
             while not is_hopeless(services):
                 await asyncio.sleep(_LOOK_S)
@@ -117,7 +118,7 @@ class Runner:
                 for line in changes(before, services):
                     self._screen.say(line)
                 self._screen.update(services)
-        print("pagetide up: no service can ever be ready", file=sys.stderr)
+        self._screen.tell("pagetide up: no service can ever be ready", logging.ERROR)
         return EXIT_SETTING
 
     def status(self) -> list[dict[str, Any]]:

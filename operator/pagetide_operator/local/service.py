@@ -72,6 +72,13 @@ def localize(service: InferenceService, volumes: Path) -> LocalService:
     )
 
 
+def logging_in(form: str, service: LocalService) -> LocalService:
+    """The service with logs of this form, where the resource names none; "text" leaves it to the server."""
+    if form == "text":
+        return service
+    return dataclasses.replace(service, settings={"log_format": form, **service.settings})
+
+
 def model_argument(model: ModelSource, volumes: Path) -> str:
     """The server's MODEL argument: a hub id or an existing path.
 

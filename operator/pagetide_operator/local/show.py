@@ -7,7 +7,7 @@ import logging
 import re
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -17,7 +17,9 @@ from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
-from .status import COLUMNS, SCALING_COLUMNS, is_ready, row, scaling_row
+from pagetide_spec.logs import JsonFormatter, in_form
+
+from .status import COLUMNS, SCALING_COLUMNS, changes, is_ready, row, scaling_row
 
 _stderr = Console(stderr=True)
 _PERCENT = re.compile(r"\d+%")
@@ -44,15 +46,34 @@ def _table(services: Sequence[Mapping[str, Any]], more: Sequence[str] = ()) -> T
 
 
 class Screen:
-    """stdout while services run: on a terminal a table that stays true below the lines, elsewhere the lines alone."""
+    """What people see while services run: on a terminal a table that stays true below the lines of news, elsewhere the
+    lines alone. In the form "json" each line is an object, and nothing is drawn.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, form: str = "text") -> None:
+        self._form = form
         self._live: Live | None = None
+
+    def tell(self, line: str, level: int = logging.INFO) -> None:
+        """One line on stderr, whatever the log level."""
+        print(in_form(line, self._form, level), file=sys.stderr, flush=True)
+
+    def progress(self, prefix: str) -> Progress:
+        """What is being waited for."""
+        return Progress(prefix, self.tell, is_drawn=self._form == "text" and _stderr.is_terminal)
+
+    def table(self, services: Sequence[Mapping[str, Any]]) -> None:
+        """The services as they are now; a line each where nothing is drawn."""
+        if self._form == "text":
+            print_table(services)
+        else:
+            for line in changes((), services):
+                self.say(line)
 
     @contextlib.contextmanager
     def live(self, is_scaled: bool) -> Iterator[None]:
         """Within this context the table is shown, if some service is scaled and this is a terminal."""
-        if not (is_scaled and sys.stdout.isatty()):
+        if not (is_scaled and self._form == "text" and sys.stdout.isatty()):
             yield
             return
         with Live(console=Console(), auto_refresh=False) as self._live:
@@ -60,11 +81,11 @@ class Screen:
         self._live = None
 
     def say(self, line: str) -> None:
-        """One line of news."""
+        """One line of news on stdout."""
         if self._live is not None:
             self._live.console.print(Text(line))
         else:
-            print(line, flush=True)
+            print(in_form(line, self._form), flush=True)
 
     def update(self, services: Sequence[Mapping[str, Any]]) -> None:
         """Show the services as they are now."""
@@ -79,28 +100,27 @@ def plain_table(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("   ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in lines)
 
 
-def log_handler() -> logging.Handler:
-    """For log lines on stderr that do not tear the progress line of a terminal apart."""
-    if _stderr.is_terminal:
+def log_handler(form: str) -> logging.Handler:
+    """For log lines on stderr; those of text do not tear the progress line of a terminal apart."""
+    if form == "text" and _stderr.is_terminal:
         return RichHandler(console=_stderr, show_time=False, show_path=False)
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
+    handler.setFormatter(JsonFormatter() if form == "json" else logging.Formatter("%(levelname)s %(message)s"))
     return handler
 
 
 class Progress:
-    """What is being waited for, on stderr: one line that changes on a terminal, elsewhere one for each new phase."""
+    """What is being waited for: where it is drawn, one line that changes, elsewhere `tell` of each new phase."""
 
-    def __init__(self, prefix: str) -> None:
-        self._prefix = prefix
-        self._console = _stderr
+    def __init__(self, prefix: str, tell: Callable[[str], None], is_drawn: bool) -> None:
+        self._prefix, self._tell, self._is_drawn = prefix, tell, is_drawn
         self._status: Status | None = None
         self._begun = time.monotonic()
         self._told, self._told_at = "", 0.0
 
     def __enter__(self) -> Progress:
-        if self._console.is_terminal:
-            self._status = self._console.status(self._prefix)
+        if self._is_drawn:
+            self._status = _stderr.status(self._prefix)
             self._status.start()
         return self
 
@@ -114,9 +134,9 @@ class Progress:
         line = f"{self._prefix} ({now - self._begun:.0f} s): {text}"
         if self._status:
             # As text, not markup: log lines may hold square brackets.
-            self._status.update(Text(_cut(line, self._console.width - 4)))
+            self._status.update(Text(_cut(line, _stderr.width - 4)))
         elif (phase := _PERCENT.sub("", text)) != self._told and now - self._told_at >= 1:
-            print(line, file=sys.stderr, flush=True)
+            self._tell(line)
             self._told, self._told_at = phase, now
 
 

@@ -62,7 +62,11 @@ def _failure(late: Sequence[ReplicaStatus]) -> Failure | None:
 
 
 def _messages(replicas: Sequence[ReplicaStatus]) -> str:
-    return "; ".join(f"{r.name}: {r.message or r.state}" for r in replicas)
+    """What each has to say; where several say the same, it is said once."""
+    names: dict[str, list[str]] = {}
+    for replica in replicas:
+        names.setdefault(replica.message or replica.state, []).append(replica.name)
+    return "; ".join(f"{', '.join(who)}: {message}" for message, who in names.items())
 
 
 def describe(

@@ -20,6 +20,7 @@ from pagetide_gateway.replicas.registry import Replica as RoutedReplica
 
 from . import process as os_process
 from .plan import failures_after, is_broken, plan, restart_delay
+from .replica_log import last_line
 from .service import LocalService, replica_command
 from .slot import Slot
 
@@ -169,19 +170,28 @@ class Supervisor:
         was_ready = slot.was_ready or (routed is not None and routed.health.ready)
         slot.broken = is_broken(code, was_ready)
         # The last line of a killed process is not why it exited.
-        words = os_process.last_line(slot.log) if code >= 0 else ""
+        words = last_line(slot.log) if code >= 0 else ""
         self._note_failure(slot, os_process.describe_exit(code) + (f": {words}" if words else ""))
 
     def _note_failure(self, slot: Slot, reason: str) -> None:
         now = time.monotonic()
         slot.failures = failures_after(slot.failures, now - slot.started)
         slot.restart_at = now + restart_delay(slot.failures)
+        said = self._once(slot, reason)
         slot.reason = reason
         if slot.broken:
-            log.error("%s: %s; it is not started again", slot.name, reason)
+            log.error("%s: %s; it is not started again", slot.name, said)
             return
         slot.restarts += 1
-        log.warning("%s: %s; next start in %.1f s", slot.name, reason, slot.restart_at - now)
+        log.warning("%s: %s; next start in %.1f s", slot.name, said, slot.restart_at - now)
+
+    def _once(self, slot: Slot, reason: str) -> str:
+        """The reason, or a word for it where a replica that has not been ready since failed for it: it may be long."""
+        failing = [s for s in self.slots_of(slot.service) if s.failures and not s.was_ready]
+        same = [s.name for s in failing if s.reason == reason]
+        if slot.name in same:
+            return "failed for the same reason again"
+        return f"failed for the same reason as {same[0]}" if same else reason
 
     def _route(self, service: LocalService) -> None:
         """Tell the gateway which replicas there are."""

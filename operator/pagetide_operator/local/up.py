@@ -13,14 +13,15 @@ import uvloop
 from pagetide_spec.command_line import Parser
 from pagetide_spec.documents import load_documents
 from pagetide_spec.errors import PagetideError, SettingError
+from pagetide_spec.logs import add_log_flags
 from pagetide_spec.names import GATEWAY_PORT
 from pagetide_spec.resource import parse
 from pagetide_spec.web import check_port, listen
 
 from ..autoscaling.windows import SCRAPE_S
 from .query import fetch_status
-from .service import LocalService, localize, replica_command
-from .show import log_handler, print_table
+from .service import LocalService, localize, logging_in, replica_command
+from .show import Screen, log_handler, print_table
 from .supervisor import ReplicaCommand
 
 STATE_FOLDER = Path(".pagetide")
@@ -32,27 +33,28 @@ def main(argv: Sequence[str], command: ReplicaCommand = replica_command, scrape_
     args = parser.parse_args(argv)
     if args.status == bool(args.files):
         parser.error("give at least one FILE, or --status alone")
-    logging.basicConfig(level=args.log_level.upper(), handlers=[log_handler()])
+    logging.basicConfig(level=args.log_level.upper(), handlers=[log_handler(args.log_format)])
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     try:
         if args.status:
             check_port(args.port)
             print_table(fetch_status(args.host, args.port)["services"])
             return 0
-        services = load(args.files, args.volumes, args.max_replicas)
+        services = [logging_in(args.log_format, s) for s in load(args.files, args.volumes, args.max_replicas)]
         _check_folder("--logs", args.logs)
         listener = listen(args.host, args.port)
     except PagetideError as error:
         print(f"pagetide up: {error}", file=sys.stderr)
         return 2
+    screen = Screen(args.log_format)
     for service in services:
         if service.notes:
-            print(f"{service.name}: has no effect on one machine: {', '.join(service.notes)}", file=sys.stderr)
+            screen.tell(f"{service.name}: has no effect on one machine: {', '.join(service.notes)}")
     # Only now: what is wrong with the input is reported before the servers' code is loaded.
     from .runner import Runner
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(Runner(services, listener, args.logs, command, args.max_replicas, scrape_s).run())
+        return runner.run(Runner(services, listener, args.logs, command, args.max_replicas, scrape_s, screen).run())
 
 
 def load(files: Sequence[Path], volumes: Path, max_replicas: int) -> list[LocalService]:
@@ -134,5 +136,5 @@ def _parser() -> Parser:
         "--max-replicas", type=int, default=8, metavar="N", help="never run more than this (default: %(default)s)"
     )
     parser.add_argument("--status", action="store_true", help="print the table of the `up` that runs on --port")
-    parser.add_argument("--log-level", choices=["debug", "info", "warning", "error"], default="warning")
+    add_log_flags(parser, level="warning")
     return parser

@@ -228,7 +228,7 @@ class Server:
 
     def _say(self, message: str, code: int) -> int:
         self._progress.close()
-        line = in_form(f"pagetide serve: error: {message}", self._config.log_format, logging.ERROR)
+        line = in_form(f"pagetide serve: {message}", self._config.log_format, logging.ERROR)
         print(line, file=sys.stderr, flush=True)
         return code
 

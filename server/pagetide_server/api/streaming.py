@@ -102,8 +102,8 @@ async def _send_part(send: Send, part: bytes, way: FastPath | None) -> None:
 
 def fast_path(scope: Scope) -> FastPath | None:
     """The fast path to a request's socket, if its server has one."""
-    way: FastPath | None = scope.get("extensions", {}).get(FAST_PATH)
-    return way
+    cycle = scope.get("extensions", {}).get(FAST_PATH)
+    return None if cycle is None else FastPath(cycle)
 
 
 _EVENT_HEADERS = [

@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         rows = read(settings.trace) if settings.trace is not None else None
         return uvloop.run(_Bench(settings, rows).run())
     except PagetideError as error:
-        print(f"pagetide bench: error: {error}", file=sys.stderr)
+        print(f"pagetide bench: {error}", file=sys.stderr)
         return EXIT_SETTING if isinstance(error, SettingError) else EXIT_FAILED
 
 

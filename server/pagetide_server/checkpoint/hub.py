@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -33,6 +34,8 @@ def fetch(config: EngineConfig, patterns: list[str], progress: Callable[[str, fl
     """
     from huggingface_hub import snapshot_download
 
+    # What it has to say goes to our log; its own handler would print it once more, in no form of ours.
+    logging.getLogger("huggingface_hub").handlers.clear()
     progress("downloading the model", 0.0)
     try:
         folder = snapshot_download(config.model, revision=config.revision, allow_patterns=patterns)

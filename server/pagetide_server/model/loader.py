@@ -58,7 +58,9 @@ def load(config: EngineConfig, progress: Progress = silent) -> LoadedModel:
         PagetideError: it cannot be downloaded or converted, or there is a GPU that torch cannot use.
     """
     device = find_device()
+    progress("preparing kernels (a first start compiles them)", 0.0)
     kernels = _kernels(device)
+    progress("loading libraries", 0.0)
     import_transformers(needs_triton=device.type == "cuda" or kernels == "triton")
     folder = resolve(config, progress)
     hf_config = read_config(folder, config)

@@ -79,6 +79,7 @@ class EngineClient:
         Raises:
             EngineFailed: the engine could not start.
         """
+        self._on_loading("starting the engine", 0.0)  # it takes seconds to say so itself
         self._loop = asyncio.get_running_loop()
         self._ready = self._loop.create_future()
         link = self._link = Link(self._loop, self._handle)

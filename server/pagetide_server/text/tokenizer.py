@@ -14,7 +14,7 @@ from tokenizers import Tokenizer as Backend
 from pagetide_spec.config import EngineConfig
 from pagetide_spec.errors import SettingError
 
-from ..checkpoint.files import eos_token_ids, read_json, resolve
+from ..checkpoint.files import Progress, eos_token_ids, read_json, resolve, silent
 from ..process_memory import return_freed
 from . import convert
 from .tokenizer_config import NAMED_TOKENS, read_settings, templates
@@ -57,18 +57,18 @@ class Tokenizer:
         self.chat_templates = templates(settings.get("chat_template"))
 
     @classmethod
-    def load(cls, config: EngineConfig) -> Tokenizer:
-        """The tokenizer of `config.model`, or of `config.tokenizer` where that is set.
+    def load(cls, config: EngineConfig, progress: Progress = silent) -> Tokenizer:
+        """The tokenizer of `config.model`, or of `config.tokenizer` where that is set; either may be fetched first.
 
         Raises:
             SettingError: no tokenizer is available; names the setting and the folder.
         """
         if config.tokenizer is None:
-            return cls.from_folder(resolve(config), "model", config.trust_remote_code)
+            return cls.from_folder(resolve(config, progress), "model", config.trust_remote_code)
         # The revision is the model's.
         other = dataclasses.replace(config, model=config.tokenizer, tokenizer=None, revision=None)
         try:
-            folder = resolve(other)
+            folder = resolve(other, progress)
         except SettingError as error:
             raise error.renamed("tokenizer") from error
         return cls.from_folder(folder, "tokenizer", config.trust_remote_code)

@@ -57,6 +57,25 @@ async def test_a_log_that_cannot_be_written_is_the_replicas_trouble_not_the_runn
     await supervisor.close()
 
 
+def test_a_reason_is_logged_once_for_all_replicas_that_cannot_start(caplog):
+    service = dataclasses.replace(SERVICE, replicas=3)
+    supervisor = Supervisor([service], Registry(), Path("logs"))
+    supervisor.slots = {name: Slot(service, name, Path(name)) for name in ("a-0", "a-1", "a-2")}
+    for name in ("a-0", "a-1", "a-1", "a-2", "a-0"):
+        supervisor._note_failure(supervisor.slots[name], "no room" if name == "a-2" else "no hub")
+    supervisor.slots["a-0"].was_ready = supervisor.slots["a-1"].was_ready = True
+    supervisor._note_failure(supervisor.slots["a-0"], "no hub")
+    assert [record.getMessage().partition(";")[0] for record in caplog.records] == [
+        "a-0: no hub",
+        "a-1: failed for the same reason as a-0",
+        "a-1: failed for the same reason again",
+        "a-2: no room",
+        "a-0: failed for the same reason again",
+        "a-0: no hub",
+    ]
+    assert {slot.reason for slot in supervisor.slots.values()} == {"no hub", "no room"}
+
+
 async def test_requests_for_a_service_whose_every_replica_is_broken_are_not_held(tmp_path):
     registry = Registry()
     supervisor = Supervisor([SERVICE], registry, tmp_path, lambda service, port: [sys.executable, "-c", "exit(2)"])

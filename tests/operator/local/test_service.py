@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pagetide_operator.local.service import localize, replica_command
+from pagetide_operator.local.service import localize, logging_in, replica_command
 from pagetide_spec.errors import SettingError
 
 from .resources import service
@@ -43,6 +43,19 @@ def test_the_command_of_a_replica():
         "--host=127.0.0.1",
         "--port=1234",
     }
+
+
+@pytest.mark.parametrize(
+    ("form", "engine", "flags"),
+    [
+        pytest.param("json", {}, ["--log-format=json"], id="as `up` is asked"),
+        pytest.param("json", {"logFormat": "text"}, ["--log-format=text"], id="the resource's own word wins"),
+        pytest.param("text", {}, [], id="unasked, the server's own default"),
+    ],
+)
+def test_the_form_of_a_replicas_log(form, engine, flags):
+    command = replica_command(logging_in(form, localize(service(engine=engine), Path("volumes"))), 1)
+    assert [flag for flag in command if flag.startswith("--log-format")] == flags
 
 
 def test_what_has_no_effect_here_is_said():

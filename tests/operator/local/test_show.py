@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import logging
+
 import pytest
 
 from pagetide_operator.local import show
-from pagetide_operator.local.show import Progress, plain_table
+from pagetide_operator.local.show import Screen, log_handler, plain_table
 from pagetide_operator.local.status import (
     age,
 )
@@ -31,12 +34,32 @@ def test_age_is_written_like_kubectl_does(seconds, text):
 def test_without_a_terminal_each_phase_of_a_start_is_one_line(monkeypatch, capsys):
     now = 0.0
     monkeypatch.setattr(show.time, "monotonic", lambda: now)
-    with Progress("starting") as progress:
+    with Screen().progress("starting") as progress:
         for now in range(2, 600):
             progress.update(f"a 0/1, a-0: {'downloading' if now < 300 else 'loading weights'} {now % 100}%")
     assert capsys.readouterr().err.splitlines() == [
         "starting (2 s): a 0/1, a-0: downloading 2%", "starting (300 s): a 0/1, a-0: loading weights 0%",
     ]  # fmt: skip
+
+
+def test_in_json_everything_that_is_said_is_an_object_a_line(monkeypatch, capsys):
+    monkeypatch.setattr(show._stderr, "_force_terminal", True)
+    now = 5.0
+    monkeypatch.setattr(show.time, "monotonic", lambda: now)
+    screen = Screen("json")
+    screen.tell("out of luck", logging.ERROR)
+    with screen.progress("starting") as progress:
+        now = 7.0
+        progress.update("a 0/1")
+    log_handler("json").handle(logging.makeLogRecord({"msg": "slow", "levelname": "WARNING"}))
+    condition = {"type": "Ready", "status": "True", "message": "all is well"}
+    screen.table([{"name": "a", "conditions": [condition]}])
+    screen.say("b is gone")
+    out, err = ([json.loads(line) for line in text.splitlines()] for text in capsys.readouterr())
+    assert [(line["level"], line["message"]) for line in err] == [
+        ("error", "out of luck"), ("info", "starting (2 s): a 0/1"), ("warning", "slow"),
+    ]  # fmt: skip
+    assert [line["message"] for line in out] == ["a is Ready: all is well", "b is gone"]
 
 
 def test_plain_table_is_aligned():

@@ -45,6 +45,12 @@ def test_ready_condition(desired, replicas, status, reason):
     assert condition["message"]
 
 
+def test_what_several_replicas_say_is_said_once():
+    said = {"a-0": "no hub", "a-1": "no room", "a-2": "no hub"}
+    replicas = [ReplicaStatus(name, "waiting", message) for name, message in said.items()]
+    assert ready_condition(3, replicas)["message"] == "a-0, a-2: no hub; a-1: no room"
+
+
 def told(desired, *states, restarts=0):
     """A service of that many desired replicas, as it is described."""
     replicas = [ReplicaStatus(f"a-{i}", state, restarts=restarts) for i, state in enumerate(states)]

@@ -274,7 +274,7 @@ def test_a_failed_start_says_why(launch, fault, code, said):
     # A tokenizer that is still being fetched holds up nobody.
     with launch(ready=False, FAKE_LOAD_ERROR=fault, FAKE_TOKENIZER_S="60") as server:
         assert server.process.wait(20) == code
-    lines = [line for line in server.log.read_text().splitlines() if "error:" in line]
+    lines = [line for line in server.log.read_text().splitlines() if line.startswith("pagetide serve: ")]
     assert len(lines) == 1
     assert said in lines[0]
 
@@ -357,7 +357,7 @@ def test_a_wrong_setting_is_one_line_and_exit_code_2(arguments, env, named):
     assert found.returncode == 2
     (line,) = found.stderr.splitlines()
     assert named in line
-    assert line.startswith("pagetide serve: error: ")
+    assert line.startswith("pagetide serve: ")
 
 
 def test_a_taken_port_is_told_before_anything_loads():

@@ -59,7 +59,7 @@ def test_what_is_printed_whatever_the_level_is_json_too(launch):
         assert server.process.wait(20) == 2
         *_, last = [json.loads(line) for line in server.log.read_text().splitlines()]
     assert (last["level"], last["logger"]) == ("error", "pagetide")
-    assert last["message"].startswith("pagetide serve: error: ")
+    assert last["message"].startswith("pagetide serve: ")
 
 
 def test_a_path_cannot_forge_log_lines(launch):

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from pagetide_http.fast_path import FastPath
-from pagetide_server.api.streaming import WatchedResponse, send_events
+from pagetide_http.fast_path import FAST_PATH, FastPath
+from pagetide_server.api.streaming import WatchedResponse, fast_path, send_events
 
 
 class Endless:
@@ -91,6 +91,14 @@ async def test_parts_on_the_fast_path_and_others_keep_their_order():
     assert second == {"type": "http.response.body", "body": b"data: 2\n\n", "more_body": True}
     assert third == b"9\r\ndata: 3\n\n\r\n"
     assert done == {"type": "http.response.body", "body": b"data: [DONE]\n\n"}
+
+
+def test_a_way_is_made_where_it_is_asked_for():
+    cycle = Cycle([])
+    way = fast_path({"extensions": {FAST_PATH: cycle}})
+    assert isinstance(way, FastPath)
+    assert way.is_free()
+    assert fast_path({}) is None, "another server has no such way"
 
 
 def test_a_way_whose_client_has_left_is_not_free():

@@ -195,7 +195,7 @@ def test_each_failed_slo_is_a_line_and_exit_code_1(fake, bench):
 def test_a_wrong_flag_is_one_line_and_exit_code_2(fake, bench, arguments, line):
     code, out, err = bench(fake.url, *arguments)
     assert (code, out) == (2, "")
-    (said,) = [text for text in err.splitlines() if "error" in text]
+    (said,) = [text for text in err.splitlines() if text.startswith("pagetide bench: ")]
     assert line in said
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,13 @@ import pytest
 import torch
 
 from pagetide_server.model import memory
-from pagetide_server.model.loader import LoadedModel, load
+from pagetide_server.model.loader import LoadedModel
 from pagetide_server.model.memory import Memory, bytes_per_token
-from pagetide_server.plan import main, make_plan, parse_size
+from pagetide_server.model.requirements import make_plan
+from pagetide_server.plan import SHOWN, main, parse_size
 from pagetide_spec.config import GIB, EngineConfig
 from pagetide_spec.errors import SettingError
+from pagetide_spec.flags import flag_of
 
 Tiny = Callable[[str], Path]
 
@@ -41,40 +44,18 @@ def test_what_is_no_size(text: str) -> None:
         parse_size(text)
 
 
-def test_weights_of_eight_bits_are_counted_as_such(tiny_model: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
-    from transformers import AutoModelForCausalLM
-
-    sizes = {"float32": 4, "float16": 2}
-    parts = list(AutoModelForCausalLM.from_pretrained(tiny_model("qwen3")).parameters())
-    matrices = [p for p in parts if p.dim() == 2]
-    for dtype, size in sizes.items():
-        found = plan_of(capsys, str(tiny_model("qwen3")), "--quantization=int8", f"--dtype={dtype}")
-        scaled = sum(m.numel() + 4 * m.shape[0] * -(-m.shape[1] // 32) for m in matrices)
-        assert found["weight_bytes"] == scaled + size * sum(p.numel() for p in parts if p.dim() == 1)
-    assert main([str(tiny_model("qwen3")), "--quantization=int8", "--dtype=float16"]) == 0
-    said = capsys.readouterr().out
-    assert "parameters, int8 and float16)" in said
-    assert "GiB free of a CPU\n" in said
-    assert "usual" not in said
-    assert "measures" not in said
-    assert "GiB of float16, " in said
+def test_the_help_has_the_settings_that_change_a_figure(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    assert ended.value.code == 0
+    flags = set(re.findall(r"^  (--[a-z-]+)", capsys.readouterr().out, re.MULTILINE))
+    own = {"--device", "--device-memory", "--lengths", "--json"}
+    assert flags == own | {flag_of(name) for name in SHOWN}
 
 
-def test_eight_bits_are_planned_for_the_cpu_that_they_run_on(
-    tiny_model: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from transformers import AutoModelForCausalLM
-
-    AutoModelForCausalLM.from_pretrained(tiny_model("llama"), dtype=torch.bfloat16).save_pretrained(tmp_path)
-    config = EngineConfig(model=str(tmp_path), quantization="int8")
-    plan = make_plan(config, 9 * GIB)
-    loaded = load(config)
-    assert (plan.dtype, loaded.dtype) == ("float32", torch.float32)
-    assert (plan.cache_dtype, loaded.cache_dtype) == ("bfloat16", torch.bfloat16)
-    assert plan.bytes_per_token == bytes_per_token(loaded.layers, torch.bfloat16) == 3 * 2 * 16 * 2
-    monkeypatch.setattr(memory, "available_bytes", lambda: 9 * GIB - plan.weight_bytes)
-    assert plan.blocks == memory.kv_blocks(config, loaded)[0] == 64 * 32  # sequences of 512 tokens
-    assert plan.runtime_bytes == 0
+def test_the_command_line_of_a_server_may_follow(tiny_model: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
+    others = ["--port=9000", "--max-queue-len=3", "--served-model-name=x", "--log-format=json", "--seed=1"]
+    assert plan_of(capsys, str(tiny_model("llama")), *others) == plan_of(capsys, str(tiny_model("llama")))
 
 
 def test_agrees_with_the_loaded_model(
@@ -231,6 +212,11 @@ def test_the_table_says_that_windows_save_nothing(tiny_model: Tiny, capsys: pyte
             ["TINY", "--device-memory=2GiB", "--kv-cache-memory-gib=2"],
             "kv_cache_memory_gib: 2.0: there are 1.26 GiB free beside weights and activations; set it to at most 1.256",
             id="a cache larger than the rest",
+        ),
+        pytest.param(
+            ["TINY", "--quantization=int8", "--device=gpu"],
+            "quantization: 'int8': is built for the CPU only; set --device to cpu",
+            id="8 bits for a GPU",
         ),
         pytest.param(["TINY", "--max-model-len=9999"], "the model allows at most 512", id="a window beyond the model"),
     ],

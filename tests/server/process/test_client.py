@@ -117,6 +117,15 @@ async def test_a_core_that_does_not_exist_fails_the_start():
     await client.close()
 
 
+async def test_that_the_engine_starts_is_said_before_it_can_say_so_itself():
+    said = []
+    client = EngineClient(on_loading=lambda *stage: said.append(stage))
+    with pytest.raises(EngineFailed):
+        await client.start(EngineConfig(model="fake"), "no_such_module:create")
+    await client.close()
+    assert said == [("starting the engine", 0.0)]
+
+
 async def test_a_start_that_spawns_nothing_leaves_nothing(tmp_path, monkeypatch):
     gc.collect()  # what earlier tests left must not be closed meanwhile
     before = len(os.listdir("/proc/self/fd"))

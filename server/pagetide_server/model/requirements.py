@@ -1,0 +1,204 @@
+"""What a model needs of a device and how many requests fit there, found out without its weights.
+
+The engine's own rules are asked, with what it would measure estimated.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal
+
+import torch
+
+from pagetide_spec.config import EngineConfig
+from pagetide_spec.errors import SettingError
+
+from ..checkpoint.files import locate, resolve_config, weight_files
+from .gguf.convert import read_gguf_config
+from .limits import batch_limits
+from .loader import cache_dtype_of, dtype_of, max_context_length, read_config
+from .memory import Memory, bytes_per_token, cache_blocks, usable_context_length, weight_bytes
+from .network import Shape, examine
+from .profile import estimated_activations, estimated_graphs
+from .stored import stored_dtype
+from .weights import dtype_name
+
+Device = Literal["gpu", "cpu"]
+
+# CUDA's context and its libraries' work space.
+RUNTIME_BYTES = 700 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelPlan:
+    """Sizes in bytes; `concurrency` maps a length in tokens to the sequences of that length that run at once.
+
+    `max_model_len` is what the engine serves, `model_window` what was asked for or the model allows.
+
+    `weight_dtype` is that of weights which are not rounded to int8. Of a CPU `device_bytes` is what is free before the
+    weights are loaded. `activation_bytes` is an estimate, `runtime_bytes` a usual value; all else is exact, but that
+    weights which are quantized in the model's own files are counted as if they were not.
+    """
+
+    model: str
+    architecture: str
+    device: Device
+    dtype: str
+    weight_dtype: str
+    cache_dtype: str
+    quantization: str
+    parameters: int
+    weight_bytes: int
+    layers: int
+    windowed_layers: int
+    bytes_per_token: int
+    max_model_len: int
+    model_window: int
+    device_bytes: int
+    activation_bytes: int
+    block_size: int
+    blocks: int
+    concurrency: dict[int, int]
+    runtime_bytes: int = RUNTIME_BYTES
+
+    @property
+    def cache_bytes(self) -> int:
+        """Size of the KV cache."""
+        return self.blocks * self.block_size * self.bytes_per_token
+
+
+def make_plan(
+    config: EngineConfig, device_bytes: int, lengths: list[int] | None = None, device: Device | None = None
+) -> ModelPlan:
+    """Work out the plan of a configuration on a GPU of `device_bytes`, or on a CPU with that much free.
+
+    Raises:
+        SettingError: the model cannot be served or has no room; says what to change.
+    """
+    kind = device_of(config, device)
+    model = _examined(config, kind)
+    room = _room(config, model, device_bytes, kind)
+    return ModelPlan(
+        model=config.model,
+        architecture=(getattr(model.hf_config, "architectures", None) or [model.hf_config.model_type])[0],
+        device=kind,
+        dtype=dtype_name(model.dtype),
+        weight_dtype=dtype_name(model.weight_dtype),
+        cache_dtype=dtype_name(model.cache_dtype),
+        quantization=config.quantization,
+        parameters=model.shape.parameters,
+        weight_bytes=model.weight_bytes,
+        layers=len(model.shape.layers),
+        windowed_layers=sum(layer.sliding_window is not None for layer in model.shape.layers),
+        bytes_per_token=model.bytes_per_token,
+        max_model_len=room.window,
+        model_window=model.window,
+        device_bytes=device_bytes,
+        activation_bytes=room.activation_bytes,
+        block_size=config.block_size,
+        blocks=room.blocks,
+        concurrency={n: room.fitting(n, config.block_size) for n in lengths or _usual_lengths(room.window)},
+        runtime_bytes=RUNTIME_BYTES if kind == "gpu" else 0,
+    )
+
+
+def device_of(config: EngineConfig, asked: Device | None) -> Device:
+    """What to count for: what was asked for, else a GPU, but with a quantization that is built for the CPU only.
+
+    Raises:
+        SettingError: a GPU was asked for, and the quantization does not run there.
+    """
+    if config.quantization == "int8" and asked == "gpu":
+        raise SettingError("quantization", config.quantization, "is built for the CPU only; set --device to cpu")
+    return asked or ("cpu" if config.quantization == "int8" else "gpu")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Model:
+    """What is known of a model without its weights."""
+
+    hf_config: Any
+    dtype: torch.dtype
+    weight_dtype: torch.dtype
+    cache_dtype: torch.dtype
+    shape: Shape
+    window: int
+    bytes_per_token: int
+    weight_bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class _Room:
+    """What a device has for a model; `window` is the longest sequence that the engine will serve."""
+
+    activation_bytes: int
+    blocks: int
+    window: int
+    max_num_seqs: int
+
+    def fitting(self, length: int, block_size: int) -> int:
+        """Sequences of a length that the engine runs at once.
+
+        Raises:
+            SettingError: it serves none of that length.
+        """
+        if length > self.window:
+            raise SettingError("--lengths", length, f"a sequence has at most {self.window} tokens here")
+        return min(self.max_num_seqs, self.blocks // -(-length // block_size))
+
+
+def _examined(config: EngineConfig, kind: Device) -> _Model:
+    hf_config, device = _configuration(config), _torch_device(kind)
+    dtype, shape = dtype_of(hf_config, config, device), examine(hf_config, config)
+    weight_dtype, cache_dtype = _kept_as(hf_config, config, dtype, kind), cache_dtype_of(dtype, config)
+    return _Model(
+        hf_config,
+        dtype,
+        weight_dtype,
+        cache_dtype,
+        shape,
+        window=max_context_length(hf_config, config),
+        bytes_per_token=bytes_per_token(shape.layers, cache_dtype),
+        weight_bytes=weight_bytes(shape, weight_dtype, config.quantization),
+    )
+
+
+def _kept_as(hf_config: Any, config: EngineConfig, dtype: torch.dtype, kind: Device) -> torch.dtype:
+    """As `loader._load_network` finds it: where a CPU computes in float32, weights of 16 bits stay as they are."""
+    if kind == "gpu" or config.quantization == "int8" or dtype != torch.float32:
+        return dtype
+    path = locate(config.model)
+    if path is None:  # of a hub's model the weights are not here, but config.json says their type
+        stated = getattr(hf_config, "dtype", None)
+        return torch.bfloat16 if stated == torch.bfloat16 else torch.float16 if stated == torch.float16 else dtype
+    # Those that a GGUF file is converted into are float32.
+    return (stored_dtype(weight_files(path, config)) if path.is_dir() else None) or dtype
+
+
+def _room(config: EngineConfig, model: _Model, device_bytes: int, kind: Device) -> _Room:
+    """As the engine finds it, but that activations are estimated and the runtime's memory is a usual value."""
+    limits, on_gpu = batch_limits(config, _torch_device(kind), model.window), kind == "gpu"
+    known = (model.hf_config, model.shape.vocab_size, limits, model.dtype)
+    graphs = estimated_graphs(*known) if on_gpu and not config.enforce_eager else 0
+    activations = estimated_activations(*known, on_gpu=on_gpu) + graphs
+    # A CPU's memory is measured once the weights are loaded.
+    total = device_bytes if on_gpu else max(0, device_bytes - model.weight_bytes)
+    memory = Memory(total, activations + (model.weight_bytes + RUNTIME_BYTES if on_gpu else 0), on_gpu)
+    blocks = cache_blocks(config, memory, model.bytes_per_token * config.block_size, model.window, limits)
+    return _Room(activations, blocks, usable_context_length(config, model.window, blocks), limits.max_num_seqs)
+
+
+def _torch_device(kind: Device) -> torch.device:
+    return torch.device("cuda" if kind == "gpu" else "cpu")
+
+
+def _configuration(config: EngineConfig) -> Any:
+    """transformers' configuration of the model; a GGUF file is not converted and a hub's weights are not fetched."""
+    path = locate(config.model)
+    if path is not None and path.is_file():
+        return read_gguf_config(config)
+    return read_config(resolve_config(config), config)
+
+
+def _usual_lengths(max_model_len: int) -> list[int]:
+    return [n for n in (1024, 4096, 16384, 65536) if n < max_model_len] + [max_model_len]
