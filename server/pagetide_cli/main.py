@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
-        print(f"pagetide {args[0]}: error: the output cannot be written: {error.strerror}", file=sys.stderr)
+        print(f"pagetide {args[0]}: the output cannot be written: {error.strerror}", file=sys.stderr)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:  # before the command handles signals by itself

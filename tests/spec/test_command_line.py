@@ -62,7 +62,7 @@ def test_a_full_disk_is_one_line():
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
     assert done.returncode == 1
-    assert done.stderr == "pagetide crd: error: the output cannot be written: No space left on device\n"
+    assert done.stderr == "pagetide crd: the output cannot be written: No space left on device\n"
 
 
 def test_a_closed_stream_leaves_its_number_to_no_socket():
