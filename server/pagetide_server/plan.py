@@ -25,10 +25,10 @@ EPILOG = """\
 The other flags of `pagetide serve` are accepted, so that a server's command line may follow; they change no figure."""
 # Settings that change a figure.
 SHOWN = (
-    *("revision", "dtype", "trust_remote_code", "max_model_len", "quantization"),
-    *("block_size", "gpu_memory_utilization", "kv_cache_memory_gib"),
-    *("max_num_seqs", "max_num_batched_tokens", "enable_chunked_prefill", "enforce_eager"),
-)
+    "revision", "dtype", "trust_remote_code", "max_model_len", "quantization",
+    "block_size", "gpu_memory_utilization", "kv_cache_memory_gib",
+    "max_num_seqs", "max_num_batched_tokens", "enable_chunked_prefill", "enforce_eager",
+)  # fmt: skip
 GPU_MEMORY = "80GiB"
 UNITS = {
     **{"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12},
@@ -63,14 +63,23 @@ def _parser() -> Parser:
     return parser
 
 
-def _plan(config: EngineConfig, device: Device | None, memory: str | None, lengths: list[int] | None) -> ModelPlan:
+def _plan(config: EngineConfig, asked: Device | None, memory: str | None, lengths: list[int] | None) -> ModelPlan:
     size = None if memory is None else parse_size(memory)  # what is wrong with it is reported before torch is loaded
-    from .model.host_memory import available_bytes
     from .model.requirements import device_of, make_plan
 
+    device = device_of(config, asked)
     if size is None:
-        size = parse_size(GPU_MEMORY) if device_of(config, device) == "gpu" else available_bytes()
-    return make_plan(config, size, lengths, device)
+        size = parse_size(GPU_MEMORY) if device == "gpu" else _free_here()
+    return make_plan(config, size, device, lengths)
+
+
+def _free_here() -> int:
+    from .model.host_memory import available_bytes
+
+    try:
+        return available_bytes()
+    except OSError:  # other systems than Linux have no /proc
+        raise SettingError("--device-memory", None, "what is free here is unknown; set it") from None
 
 
 def parse_size(text: str) -> int:

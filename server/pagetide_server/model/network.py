@@ -6,6 +6,7 @@ in a way that paged attention does not know, is refused by name before any weigh
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from typing import Any
 
@@ -146,7 +147,7 @@ def _on_meta(hf_config: Any, config: EngineConfig, kind: str) -> Any:
         with torch.device("meta"):
             # bfloat16: on the meta device some ops of mixture-of-experts models check for it.
             network: Any = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-                hf_config,
+                copy.deepcopy(hf_config),  # it writes the type into what it gets, and `auto` asks for the model's own
                 attn_implementation=ATTENTION_NAME,
                 dtype=torch.bfloat16,
                 trust_remote_code=config.trust_remote_code,

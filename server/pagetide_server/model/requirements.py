@@ -6,6 +6,7 @@ The engine's own rules are asked, with what it would measure estimated.
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -13,7 +14,7 @@ import torch
 from pagetide_spec.config import EngineConfig
 from pagetide_spec.errors import SettingError
 
-from ..checkpoint.files import locate, resolve_config, weight_files
+from ..checkpoint.files import check_whole, locate, resolve_config, weight_files
 from .gguf.convert import read_gguf_config
 from .limits import batch_limits
 from .loader import cache_dtype_of, dtype_of, max_context_length, read_config
@@ -67,21 +68,18 @@ class ModelPlan:
         return self.blocks * self.block_size * self.bytes_per_token
 
 
-def make_plan(
-    config: EngineConfig, device_bytes: int, lengths: list[int] | None = None, device: Device | None = None
-) -> ModelPlan:
+def make_plan(config: EngineConfig, device_bytes: int, device: Device, lengths: list[int] | None = None) -> ModelPlan:
     """Work out the plan of a configuration on a GPU of `device_bytes`, or on a CPU with that much free.
 
     Raises:
         SettingError: the model cannot be served or has no room; says what to change.
     """
-    kind = device_of(config, device)
-    model = _examined(config, kind)
-    room = _room(config, model, device_bytes, kind)
+    model = _examined(config, device)
+    room = _room(config, model, device_bytes, device)
     return ModelPlan(
         model=config.model,
         architecture=(getattr(model.hf_config, "architectures", None) or [model.hf_config.model_type])[0],
-        device=kind,
+        device=device,
         dtype=dtype_name(model.dtype),
         weight_dtype=dtype_name(model.weight_dtype),
         cache_dtype=dtype_name(model.cache_dtype),
@@ -98,7 +96,7 @@ def make_plan(
         block_size=config.block_size,
         blocks=room.blocks,
         concurrency={n: room.fitting(n, config.block_size) for n in lengths or _usual_lengths(room.window)},
-        runtime_bytes=RUNTIME_BYTES if kind == "gpu" else 0,
+        runtime_bytes=RUNTIME_BYTES if device == "gpu" else 0,
     )
 
 
@@ -149,8 +147,9 @@ class _Room:
 
 def _examined(config: EngineConfig, kind: Device) -> _Model:
     hf_config, device = _configuration(config), _torch_device(kind)
-    dtype, shape = dtype_of(hf_config, config, device), examine(hf_config, config)
+    dtype = dtype_of(hf_config, config, device)
     weight_dtype, cache_dtype = _kept_as(hf_config, config, dtype, kind), cache_dtype_of(dtype, config)
+    shape = examine(hf_config, config)
     return _Model(
         hf_config,
         dtype,
@@ -168,11 +167,23 @@ def _kept_as(hf_config: Any, config: EngineConfig, dtype: torch.dtype, kind: Dev
     if kind == "gpu" or config.quantization == "int8" or dtype != torch.float32:
         return dtype
     path = locate(config.model)
-    if path is None:  # of a hub's model the weights are not here, but config.json says their type
-        stated = getattr(hf_config, "dtype", None)
-        return torch.bfloat16 if stated == torch.bfloat16 else torch.float16 if stated == torch.float16 else dtype
-    # Those that a GGUF file is converted into are float32.
-    return (stored_dtype(weight_files(path, config)) if path.is_dir() else None) or dtype
+    if path is not None and path.is_file():  # the weights that a GGUF file is converted into
+        return dtype
+    if files := _whole_files(path, config):
+        return stored_dtype(files) or dtype
+    stated = getattr(hf_config, "dtype", None)
+    return stated if stated in (torch.bfloat16, torch.float16) else dtype
+
+
+def _whole_files(path: Path | None, config: EngineConfig) -> list[Path]:
+    """A folder's weights; none where some are missing or cut short, as of a hub's model none are here."""
+    try:
+        files = [] if path is None else weight_files(path, config)
+        for file in files:
+            check_whole(file, config)
+    except SettingError:
+        return []
+    return files
 
 
 def _room(config: EngineConfig, model: _Model, device_bytes: int, kind: Device) -> _Room:

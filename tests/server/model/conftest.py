@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -121,3 +122,10 @@ def loaded_tiny(tiny_model: Callable[[str], Path]) -> Callable[..., LoadedModel]
         return made[key]
 
     return get
+
+
+@pytest.fixture
+def own_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What transformers keeps of models' code, which lies in the user's home otherwise and stays importable."""
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr(sys, "path", list(sys.path))

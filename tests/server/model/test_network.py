@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from pagetide_server.model.loader import dtype_of, load, max_context_length
 from pagetide_server.model.network import Layer, examine
@@ -55,6 +56,15 @@ def test_refused_by_name_with_the_reason(kind: str, changes: dict[str, object], 
     assert text.startswith(f"model: 'some/model': {kind} models cannot be served: ")
     assert reason in text
     assert "\n" not in text
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_a_look_at_a_network_leaves_its_configuration_as_it_is(dtype: torch.dtype) -> None:
+    hf_config: Any = make("llama", dtype=dtype, pad_token_id=0)
+    before = hf_config.to_dict()
+    examine(hf_config, CONFIG)
+    assert hf_config.to_dict() == before
+    assert dtype_of(hf_config, CONFIG, torch.device("cuda")) == dtype
 
 
 def test_the_shape_of_a_network_with_windows() -> None:

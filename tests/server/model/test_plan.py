@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,9 @@ from pagetide_server.model import memory
 from pagetide_server.model.loader import LoadedModel
 from pagetide_server.model.memory import Memory, bytes_per_token
 from pagetide_server.model.requirements import make_plan
-from pagetide_server.plan import SHOWN, main, parse_size
+from pagetide_server.plan import main, parse_size
 from pagetide_spec.config import GIB, EngineConfig
 from pagetide_spec.errors import SettingError
-from pagetide_spec.flags import flag_of
 
 Tiny = Callable[[str], Path]
 
@@ -42,15 +40,6 @@ def test_sizes(text: str, size: int) -> None:
 def test_what_is_no_size(text: str) -> None:
     with pytest.raises(SettingError, match="--device-memory"):
         parse_size(text)
-
-
-def test_the_help_has_the_settings_that_change_a_figure(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["--help"])
-    assert ended.value.code == 0
-    flags = set(re.findall(r"^  (--[a-z-]+)", capsys.readouterr().out, re.MULTILINE))
-    own = {"--device", "--device-memory", "--lengths", "--json"}
-    assert flags == own | {flag_of(name) for name in SHOWN}
 
 
 def test_the_command_line_of_a_server_may_follow(tiny_model: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
@@ -130,7 +119,7 @@ def test_the_engine_finds_the_same_blocks(
 ) -> None:
     """Where it measures what the plan estimates."""
     config = EngineConfig(model=str(tiny_model("llama")), dtype="float32", **settings)
-    plan = make_plan(config, int(gib * GIB))
+    plan = make_plan(config, int(gib * GIB), "gpu")
     measured = Memory(int(gib * GIB), plan.weight_bytes + plan.activation_bytes + plan.runtime_bytes, on_gpu=True)
     monkeypatch.setattr(memory, "gpu_memory", lambda *args: measured)
     on_gpu = dataclasses.replace(loaded_tiny("llama"), device=torch.device("cuda"), max_model_len=plan.model_window)

@@ -13,7 +13,7 @@ import torch
 from pagetide_server.model import host_memory, memory
 from pagetide_server.model.loader import load
 from pagetide_server.model.memory import bytes_per_token
-from pagetide_server.model.requirements import make_plan
+from pagetide_server.model.requirements import device_of, make_plan
 from pagetide_server.plan import main
 from pagetide_spec.config import GIB, EngineConfig
 
@@ -52,7 +52,7 @@ def test_eight_bits_are_planned_for_the_cpu_that_they_run_on(
 
     AutoModelForCausalLM.from_pretrained(tiny_model("llama"), dtype=torch.bfloat16).save_pretrained(tmp_path)
     config = EngineConfig(model=str(tmp_path), quantization="int8")
-    plan = make_plan(config, 9 * GIB)
+    plan = make_plan(config, 9 * GIB, device_of(config, None))
     loaded = load(config)
     assert (plan.dtype, loaded.dtype) == ("float32", torch.float32)
     assert (plan.cache_dtype, loaded.cache_dtype) == ("bfloat16", torch.bfloat16)
@@ -77,7 +77,7 @@ def test_a_plan_for_the_cpu_is_the_engines(
 
     AutoModelForCausalLM.from_pretrained(tiny_model("llama"), dtype=stored).save_pretrained(tmp_path)
     config = EngineConfig(model=str(tmp_path), **settings)
-    plan = make_plan(config, GIB // 2, device="cpu")
+    plan = make_plan(config, GIB // 2, "cpu")
     loaded = load(config)
     kept = torch.bfloat16 if settings else stored
     assert (plan.device, plan.runtime_bytes) == ("cpu", 0)
@@ -94,3 +94,47 @@ def test_without_a_size_a_cpu_has_what_is_free_here(
     assert plan_of(capsys, str(tiny_model("llama")), "--device=cpu")["device_bytes"] == 3 * GIB
     assert plan_of(capsys, str(tiny_model("llama")), "--quantization=int8")["device_bytes"] == 3 * GIB
     assert plan_of(capsys, str(tiny_model("llama")))["device_bytes"] == 80 * GIB
+
+
+def test_what_is_free_may_be_unknown(
+    tiny_model: Tiny, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    measure = host_memory.available_bytes
+    monkeypatch.setattr(host_memory, "available_bytes", lambda: measure(tmp_path))  # as where there is no /proc
+    for flag in ("--device=cpu", "--quantization=int8"):
+        assert main([str(tiny_model("llama")), flag]) == 2
+        assert capsys.readouterr().err == (
+            "pagetide plan: --device-memory: None: what is free here is unknown; set it\n"
+        )
+        assert main([str(tiny_model("llama")), flag, "--device-memory=2GiB"]) == 0
+
+
+def only_the_config(folder: Path) -> None:
+    for path in folder.glob("*.safetensors*"):
+        path.unlink()
+
+
+def half_of_the_shards(folder: Path) -> None:
+    next(folder.glob("model-*.safetensors")).unlink()
+
+
+def one_shard_cut_short(folder: Path) -> None:
+    path = next(folder.glob("model-*.safetensors"))
+    path.write_bytes(path.read_bytes()[:100])
+
+
+@pytest.mark.parametrize("lose", [only_the_config, half_of_the_shards, one_shard_cut_short])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_a_plan_needs_no_weights(
+    dtype: torch.dtype, lose: Callable[[Path], None], tiny_model: Tiny, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    from transformers import AutoModelForCausalLM
+
+    network = AutoModelForCausalLM.from_pretrained(tiny_model("llama"), dtype=dtype)
+    network.save_pretrained(tmp_path, max_shard_size="100KB")
+    command = [str(tmp_path), "--device=cpu", "--device-memory=2GiB"]
+    whole = plan_of(capsys, *command)
+    assert whole["weight_dtype"] == str(dtype).removeprefix("torch.")
+    lose(tmp_path)
+    assert plan_of(capsys, *command) == whole

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -47,13 +46,6 @@ class LlamaMLP(known.LlamaMLP):
     def forward(self, x):
         return super().forward(x) + x
 """
-
-
-@pytest.fixture
-def own_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What transformers keeps of models' code, which lies in the user's home otherwise and stays importable."""
-    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
-    monkeypatch.setattr(sys, "path", list(sys.path))
 
 
 @pytest.mark.usefixtures("own_modules")
