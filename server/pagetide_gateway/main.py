@@ -131,7 +131,7 @@ async def _serve(server: GatewayServer, listener: socket.socket) -> None:
 
 def _only_word(path: Path) -> str:
     try:
-        lines = path.read_text(encoding="utf-8").split()
+        lines = path.read_text(encoding="utf-8-sig").split()  # some editors begin a file with a byte order mark
     except (OSError, UnicodeDecodeError) as error:
         problem = f"cannot be read: {getattr(error, 'strerror', '') or error}"
         raise SettingError("--upstream-api-key-file", str(path), problem) from None

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pagetide_gateway.main import main
+from pagetide_gateway.main import _only_word, main
 from pagetide_gateway.options import registry_of
 from pagetide_spec.errors import SettingError
 from pagetide_spec.metrics import GATEWAY_METRICS
@@ -52,6 +52,13 @@ def test_a_stall_is_at_least_a_second(capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["--stall-seconds=0.001"])
     assert "--stall-seconds: '0.001': must be at least 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+def test_a_file_with_the_replicas_key(encoding, tmp_path):
+    path = tmp_path / "key"
+    path.write_text("sk-upstream\n", encoding=encoding)
+    assert _only_word(path) == "sk-upstream"
 
 
 def test_the_documented_metrics_are_those_there_are():

@@ -51,7 +51,7 @@ def _from_folder(folder: Path) -> list[Key]:
 
 
 def _from_file(file: Path) -> Key:
-    text = file.read_text(encoding="utf-8").strip()
+    text = file.read_text(encoding="utf-8-sig").strip()  # some editors begin a file with a byte order mark
     entry = _yaml(text, file) if text.startswith("{") or "\n" in text or text.startswith("key:") else {"key": text}
     return _entry({"name": file.name, **entry} if isinstance(entry, dict) else entry, str(file))
 

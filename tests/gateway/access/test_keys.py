@@ -117,6 +117,18 @@ def test_keys_of_a_secrets_folder(tmp_path):
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param(SECRET, id="a bare key"),
+        pytest.param(f"key: {SECRET}\nmaxConcurrent: 2\n", id="an entry"),
+    ],
+)
+def test_a_byte_order_mark_is_no_part_of_a_key(text, tmp_path):
+    (tmp_path / "a").write_text(text, encoding="utf-8-sig")
+    assert KeyRing(read_keys(tmp_path)).identify(f"Bearer {SECRET}").name == "a"
+
+
+@pytest.mark.parametrize(
     ("text", "problem"),
     [
         pytest.param("", "must be a YAML list", id="nothing"),
