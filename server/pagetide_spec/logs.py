@@ -67,8 +67,12 @@ def attach_log(name: str, level: str, form: str) -> None:
         logger.addHandler(_handler(form, "%(name)s"))
 
 
-def _handler(form: str, source: str) -> logging.Handler:
+def stderr_handler(form: str, text: str) -> logging.Handler:
+    """A handler that writes to stderr; `text` is the format of lines that are no JSON."""
     handler = logging.StreamHandler(sys.stderr)
-    text = logging.Formatter(f"%(asctime)s %(levelname)s {source} %(message)s")
-    handler.setFormatter(JsonFormatter() if form == "json" else text)
+    handler.setFormatter(JsonFormatter() if form == "json" else logging.Formatter(text))
     return handler
+
+
+def _handler(form: str, source: str) -> logging.Handler:
+    return stderr_handler(form, f"%(asctime)s %(levelname)s {source} %(message)s")

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
+import sys
 import time
 import urllib.error
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -42,6 +45,26 @@ def test_with_json_logs_every_line_is_an_object(up, manifest, until):
     said = {line["message"].partition(":")[0]: line["level"] for line in lines}
     assert {"a", "a is Ready", "logs of replicas", "listening on http"} <= said.keys()
     assert said["b-wrong-0"] == "error"
+
+
+def test_with_json_logs_a_wrong_file_is_an_object_too(run, tmp_path):
+    (tmp_path / "service.yaml").write_text(json.dumps({**GOOD, "kind": "Pod"}))
+    one = run("-m", "pagetide_cli.main", "up", "--port=0", "--log-format=json", "service.yaml")
+    assert one.process.wait(30) == 2
+    (line,) = map(json.loads, one.text.splitlines())
+    assert line["level"] == "error"
+    assert line["message"].startswith("pagetide up: service.yaml: kind: 'Pod'")
+
+
+def test_a_full_disk_under_stdout_ends_no_replica(run, manifest, until):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = f"exec {sys.executable} {UP} --port={port} {manifest('a')} > /dev/full"
+    one = run("-c", command, program="/bin/sh")
+    until(lambda: "stdout cannot be written: No space left on device; NAME " in one.text)
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/status", timeout=10) as response:
+        assert json.load(response)["services"][0]["readyReplicas"] == 1
+    assert one.end() == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

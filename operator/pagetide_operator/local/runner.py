@@ -43,13 +43,13 @@ class Runner:
         logs: Path,
         command: ReplicaCommand,
         max_replicas: int,
+        screen: Screen,
         scrape_s: float = SCRAPE_S,
-        screen: Screen | None = None,
     ) -> None:
         registry = Registry()
         self._supervisor = Supervisor(services, registry, logs, command)
-        self._screen = screen or Screen()
-        self._scaler = LocalScaler(self._supervisor, max_replicas, self._screen.say, scrape_s)
+        self._screen = screen
+        self._scaler = LocalScaler(self._supervisor, max_replicas, screen.news, scrape_s)
         gateway = Gateway(registry, extra_routes=[Route(PATH_STATUS, self._serve_status)])
         drain_s = max((s.drain_seconds for s in services), default=0.0)
         self._server = GatewayServer(gateway, drain_s=drain_s)
@@ -85,7 +85,7 @@ class Runner:
             return 0
         if telling.done() and not telling.cancelled():
             return telling.result()
-        self._screen.tell("pagetide up: the gateway has ended by itself", logging.ERROR)
+        self._screen.note("pagetide up: the gateway has ended by itself", logging.ERROR)
         return EXIT_FAILED
 
     def _take_signals(self) -> None:
@@ -99,26 +99,26 @@ class Runner:
             self._supervisor.kill()
             return
         self._ending.set()
-        self._screen.tell("stopping; requests under way may finish (once more: at once)")
+        self._screen.note("stopping; requests under way may finish (once more: at once)")
 
     async def _tell(self) -> int:
         """Progress, then the table and the address, then each change; returns when all hope is lost."""
-        self._screen.tell(f"logs of replicas: {self._logs}")
+        self._screen.note(f"logs of replicas: {self._logs}")
         with self._screen.progress("starting") as progress:
             while not all(map(has_settled, services := self.status())):
                 progress.update(summary(services))
                 await asyncio.sleep(_LOOK_S)
         self._screen.table(services)
         if not is_hopeless(services):
-            self._screen.say(f"listening on {url_of(self._listener)}")
+            self._screen.news(f"listening on {url_of(self._listener)}")
         with self._screen.live(any(s.autoscaling for s in self._supervisor.services.values())):
             while not is_hopeless(services):
                 await asyncio.sleep(_LOOK_S)
                 before, services = services, self.status()
                 for line in changes(before, services):
-                    self._screen.say(line)
+                    self._screen.news(line)
                 self._screen.update(services)
-        self._screen.tell("pagetide up: no service can ever be ready", logging.ERROR)
+        self._screen.note("pagetide up: no service can ever be ready", logging.ERROR)
         return EXIT_SETTING
 
     def status(self) -> list[dict[str, Any]]:
@@ -137,19 +137,22 @@ class Runner:
         ]
 
     def _replica_status(self, slot: Slot) -> ReplicaStatus:
-        routed = self._supervisor.routed(slot)
-        state: State = "starting"
-        message = last_line(slot.log) or "the process has started"
-        if slot.broken or (slot.process is None and slot.failures):
-            state, message = "broken" if slot.broken else "waiting", slot.reason
-        elif slot.is_stopping or slot.draining_at is not None:
-            state, message = "draining", ""
-        elif routed and routed.health.ready:
-            state, message = "ready", ""
-        elif routed and routed.health.is_told:
-            message = routed.health.reason
+        state, message = self._state(slot)
         pid = slot.process.pid if slot.process else None
         return ReplicaStatus(slot.name, state, message, slot.url, pid, slot.restarts, str(slot.log))
+
+    def _state(self, slot: Slot) -> tuple[State, str]:
+        """A replica's state, and what it waits for or why it ended last."""
+        routed = self._supervisor.routed(slot)
+        if slot.broken or (slot.process is None and slot.failures):
+            return "broken" if slot.broken else "waiting", slot.reason
+        if slot.is_stopping or slot.draining_at is not None:
+            return "draining", ""
+        if routed and routed.health.ready:
+            return "ready", ""
+        if routed and routed.health.is_told:
+            return "starting", routed.health.reason
+        return "starting", last_line(slot.log) or "the process has started"
 
     async def _serve_status(self, request: Request) -> JSONResponse:
         return JSONResponse({"url": url_of(self._listener), "services": self.status()})

@@ -72,7 +72,7 @@ def localize(service: InferenceService, volumes: Path) -> LocalService:
     )
 
 
-def logging_in(form: str, service: LocalService) -> LocalService:
+def with_log_format(service: LocalService, form: str) -> LocalService:
     """The service with logs of this form, where the resource names none; "text" leaves it to the server."""
     if form == "text":
         return service

@@ -17,9 +17,12 @@ from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
-from pagetide_spec.logs import JsonFormatter, in_form
+from pagetide_spec.logs import in_form, stderr_handler
+from pagetide_spec.streams import write_line
 
 from .status import COLUMNS, SCALING_COLUMNS, changes, is_ready, row, scaling_row
+
+log = logging.getLogger(__name__)
 
 _stderr = Console(stderr=True)
 _PERCENT = re.compile(r"\d+%")
@@ -30,7 +33,7 @@ def print_table(services: Sequence[Mapping[str, Any]]) -> None:
     if sys.stdout.isatty():
         Console().print(_table(services))
     else:
-        print(plain_table([row(service) for service in services]))
+        print(plain_table(list(map(row, services))))
     sys.stdout.flush()
 
 
@@ -48,27 +51,31 @@ def _table(services: Sequence[Mapping[str, Any]], more: Sequence[str] = ()) -> T
 class Screen:
     """What people see while services run: on a terminal a table that stays true below the lines of news, elsewhere the
     lines alone. In the form "json" each line is an object, and nothing is drawn.
+
+    A stream that cannot be written (a full disk, a reader that has left) ends nothing: what is meant for it is lost.
     """
 
-    def __init__(self, form: str = "text") -> None:
+    def __init__(self, form: str) -> None:
         self._form = form
         self._live: Live | None = None
 
-    def tell(self, line: str, level: int = logging.INFO) -> None:
+    def note(self, line: str, level: int = logging.INFO) -> None:
         """One line on stderr, whatever the log level."""
-        print(in_form(line, self._form, level), file=sys.stderr, flush=True)
+        write_line(in_form(line, self._form, level), sys.stderr)
 
     def progress(self, prefix: str) -> Progress:
         """What is being waited for."""
-        return Progress(prefix, self.tell, is_drawn=self._form == "text" and _stderr.is_terminal)
+        return Progress(prefix, self.note, is_drawn=self._form == "text" and _stderr.is_terminal)
 
     def table(self, services: Sequence[Mapping[str, Any]]) -> None:
         """The services as they are now; a line each where nothing is drawn."""
-        if self._form == "text":
+        if self._form == "json":
+            for line in changes((), services):
+                self.news(line)
+        elif sys.stdout.isatty():
             print_table(services)
         else:
-            for line in changes((), services):
-                self.say(line)
+            self._print(plain_table(list(map(row, services))))
 
     @contextlib.contextmanager
     def live(self, is_scaled: bool) -> Iterator[None]:
@@ -80,17 +87,21 @@ class Screen:
             yield
         self._live = None
 
-    def say(self, line: str) -> None:
-        """One line of news on stdout."""
+    def news(self, line: str) -> None:
+        """One line on stdout."""
         if self._live is not None:
             self._live.console.print(Text(line))
         else:
-            print(in_form(line, self._form), flush=True)
+            self._print(in_form(line, self._form))
 
     def update(self, services: Sequence[Mapping[str, Any]]) -> None:
         """Show the services as they are now."""
         if self._live is not None:
             self._live.update(_table(services, SCALING_COLUMNS), refresh=True)
+
+    def _print(self, text: str) -> None:
+        if error := write_line(text, sys.stdout):
+            log.warning("stdout cannot be written: %s; %s", error.strerror, text)
 
 
 def plain_table(rows: Sequence[Sequence[str]]) -> str:
@@ -104,16 +115,14 @@ def log_handler(form: str) -> logging.Handler:
     """For log lines on stderr; those of text do not tear the progress line of a terminal apart."""
     if form == "text" and _stderr.is_terminal:
         return RichHandler(console=_stderr, show_time=False, show_path=False)
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter() if form == "json" else logging.Formatter("%(levelname)s %(message)s"))
-    return handler
+    return stderr_handler(form, "%(levelname)s %(message)s")
 
 
 class Progress:
-    """What is being waited for: where it is drawn, one line that changes, elsewhere `tell` of each new phase."""
+    """What is being waited for: where it is drawn, one line that changes, elsewhere `note` of each new phase."""
 
-    def __init__(self, prefix: str, tell: Callable[[str], None], is_drawn: bool) -> None:
-        self._prefix, self._tell, self._is_drawn = prefix, tell, is_drawn
+    def __init__(self, prefix: str, note: Callable[[str], None], is_drawn: bool) -> None:
+        self._prefix, self._note, self._is_drawn = prefix, note, is_drawn
         self._status: Status | None = None
         self._begun = time.monotonic()
         self._told, self._told_at = "", 0.0
@@ -136,7 +145,7 @@ class Progress:
             # As text, not markup: log lines may hold square brackets.
             self._status.update(Text(_cut(line, _stderr.width - 4)))
         elif (phase := _PERCENT.sub("", text)) != self._told and now - self._told_at >= 1:
-            self._tell(line)
+            self._note(line)
             self._told, self._told_at = phase, now
 
 

@@ -125,7 +125,7 @@ def summary(services: Sequence[Mapping[str, Any]]) -> str:
 
 
 def changes(before: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]) -> list[str]:
-    """One line for each described service that has turned Ready, or stopped being so."""
+    """One line for each described service that has turned Ready, or stopped being so, or was unknown before."""
     was = {s["name"]: is_ready(s) for s in before}
     return [
         f"{s['name']} is {'Ready' if is_ready(s) else 'not Ready'}: {_message(s)}"

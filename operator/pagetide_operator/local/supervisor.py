@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import re
 import time
 from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
@@ -30,6 +31,8 @@ ReplicaCommand = Callable[[LocalService, int], list[str]]
 PASS_S = 0.2
 # Beyond the drain time, for the server to end by itself.
 KILL_MARGIN_S = 5.0
+# Of a reason: all numbers but the exit code, such as a port, a time, a process id.
+_NUMBERS = re.compile(r"(?<!exit code )(?<!\d)\d+")
 
 
 class Supervisor:
@@ -186,9 +189,12 @@ class Supervisor:
         log.warning("%s: %s; next start in %.1f s", slot.name, said, slot.restart_at - now)
 
     def _once(self, slot: Slot, reason: str) -> str:
-        """The reason, or a word for it where a replica that has not been ready since failed for it: it may be long."""
+        """The reason, or a word for it where a replica that has not been ready since failed for it: it may be long.
+
+        Reasons that differ in numbers only are the same.
+        """
         failing = [s for s in self.slots_of(slot.service) if s.failures and not s.was_ready]
-        same = [s.name for s in failing if s.reason == reason]
+        same = [s.name for s in failing if _NUMBERS.sub("", s.reason) == _NUMBERS.sub("", reason)]
         if slot.name in same:
             return "failed for the same reason again"
         return f"failed for the same reason as {same[0]}" if same else reason

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from pagetide_spec.web import check_port, listen
 
 from ..autoscaling.windows import SCRAPE_S
 from .query import fetch_status
-from .service import LocalService, localize, logging_in, replica_command
+from .service import LocalService, localize, replica_command, with_log_format
 from .show import Screen, log_handler, print_table
 from .supervisor import ReplicaCommand
 
@@ -35,26 +34,26 @@ def main(argv: Sequence[str], command: ReplicaCommand = replica_command, scrape_
         parser.error("give at least one FILE, or --status alone")
     logging.basicConfig(level=args.log_level.upper(), handlers=[log_handler(args.log_format)])
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    screen = Screen(args.log_format)
     try:
         if args.status:
             check_port(args.port)
             print_table(fetch_status(args.host, args.port)["services"])
             return 0
-        services = [logging_in(args.log_format, s) for s in load(args.files, args.volumes, args.max_replicas)]
+        services = [with_log_format(s, args.log_format) for s in load(args.files, args.volumes, args.max_replicas)]
         _check_folder("--logs", args.logs)
         listener = listen(args.host, args.port)
     except PagetideError as error:
-        print(f"pagetide up: {error}", file=sys.stderr)
+        screen.note(f"pagetide up: {error}", logging.ERROR)
         return 2
-    screen = Screen(args.log_format)
     for service in services:
         if service.notes:
-            screen.tell(f"{service.name}: has no effect on one machine: {', '.join(service.notes)}")
+            screen.note(f"{service.name}: has no effect on one machine: {', '.join(service.notes)}")
     # Only now: what is wrong with the input is reported before the servers' code is loaded.
     from .runner import Runner
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(Runner(services, listener, args.logs, command, args.max_replicas, scrape_s, screen).run())
+        return runner.run(Runner(services, listener, args.logs, command, args.max_replicas, screen, scrape_s).run())
 
 
 def load(files: Sequence[Path], volumes: Path, max_replicas: int) -> list[LocalService]:

@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from pagetide_gateway.replicas.registry import Registry
+from pagetide_gateway.replicas.replica import Health
 from pagetide_gateway.serving.server import GatewayServer
 from pagetide_operator.local.runner import Runner
 from pagetide_operator.local.service import LocalService
+from pagetide_operator.local.show import Screen
 from pagetide_operator.local.slot import Slot
 from pagetide_operator.local.supervisor import Supervisor
 from pagetide_spec.web import listen
@@ -76,6 +78,39 @@ def test_a_reason_is_logged_once_for_all_replicas_that_cannot_start(caplog):
     assert {slot.reason for slot in supervisor.slots.values()} == {"no hub", "no room"}
 
 
+async def test_a_reason_that_names_each_replicas_own_port_is_one_reason(caplog, tmp_path):
+    def command(service, port):
+        return [sys.executable, "-c", f"import sys; sys.exit('pagetide serve: --port: {port}: is taken')"]
+
+    supervisor = Supervisor([dataclasses.replace(SERVICE, replicas=2)], Registry(), tmp_path, command)
+    await supervisor.reconcile()
+    async with asyncio.timeout(20):
+        while sum(bool(slot.failures) for slot in supervisor.slots.values()) < 2:  # noqa: ASYNC110 - nothing tells of it
+            await asyncio.sleep(0.01)
+    await supervisor.close()
+    first, second = [record.getMessage() for record in caplog.records]
+    assert "exit code 1: pagetide serve: --port: " in first
+    assert ": failed for the same reason as " in second
+    assert len({slot.reason for slot in supervisor.slots.values()}) == 2, "each keeps its own"
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "is_same"),
+    [
+        pytest.param("exit code 1: port 8001 is taken", "exit code 1: port 10 is taken", True, id="two ports"),
+        pytest.param("exit code 1", "exit code 3", False, id="two exit codes"),
+        pytest.param("exit code 130: x", "exit code 143: x", False, id="two exit codes of signals"),
+        pytest.param("no hub", "no room", False, id="two reasons"),
+    ],
+)
+def test_when_two_reasons_are_one(one, other, is_same, caplog):
+    supervisor = Supervisor([SERVICE], Registry(), Path("logs"))
+    supervisor.slots = {name: Slot(SERVICE, name, Path(name)) for name in ("a-0", "a-1")}
+    supervisor._note_failure(supervisor.slots["a-0"], one)
+    supervisor._note_failure(supervisor.slots["a-1"], other)
+    assert ("the same reason" in caplog.text) == is_same
+
+
 async def test_requests_for_a_service_whose_every_replica_is_broken_are_not_held(tmp_path):
     registry = Registry()
     supervisor = Supervisor([SERVICE], registry, tmp_path, lambda service, port: [sys.executable, "-c", "exit(2)"])
@@ -109,13 +144,36 @@ async def test_an_unexpected_error_of_a_watcher_is_told(caplog):
     assert "out of luck" in caplog.text
 
 
+def make_runner(listener, logs, replicas):
+    service = dataclasses.replace(SERVICE, replicas=replicas)
+    return Runner([service], listener, logs, lambda service, port: [], 8, Screen("text"))
+
+
+async def test_a_log_is_read_only_while_a_replica_starts_and_says_nothing_by_itself(monkeypatch, tmp_path):
+    read = []
+    monkeypatch.setattr("pagetide_operator.local.runner.last_line", lambda log: read.append(log.name) or "loading")
+    with listen("127.0.0.1", 0) as listener:
+        runner = make_runner(listener, tmp_path, replicas=4)
+        slots = runner._supervisor.slots
+        for name in ("a-0", "a-1", "a-2", "a-3"):
+            slots[name] = Slot(SERVICE, name, tmp_path / name, process=FakeProcess())
+        slots["a-1"].broken, slots["a-1"].reason, slots["a-2"].is_stopping = True, "no hub", True
+        runner._supervisor._route(SERVICE)
+        runner._supervisor.routed(slots["a-3"]).health = Health(ready=True)
+        (service,) = runner.status()
+    assert [(pod["state"], pod["message"]) for pod in service["pods"]] == [
+        ("starting", "loading"), ("broken", "no hub"), ("draining", ""), ("ready", ""),
+    ]  # fmt: skip
+    assert read == ["a-0"]
+
+
 async def test_a_gateway_that_ends_by_itself_is_a_failure(monkeypatch, capsys, tmp_path):
     async def end_at_once(self, sockets):
         return
 
     monkeypatch.setattr(GatewayServer, "serve", end_at_once)
     with listen("127.0.0.1", 0) as listener:
-        runner = Runner([dataclasses.replace(SERVICE, replicas=0)], listener, tmp_path, lambda service, port: [], 8)
+        runner = make_runner(listener, tmp_path, replicas=0)
         assert await asyncio.wait_for(runner.run(), 10) == 1
     assert "the gateway has ended by itself" in capsys.readouterr().err
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pagetide_operator.local.service import localize, logging_in, replica_command
+from pagetide_operator.local.service import localize, replica_command, with_log_format
 from pagetide_spec.errors import SettingError
 
 from .resources import service
@@ -54,7 +54,7 @@ def test_the_command_of_a_replica():
     ],
 )
 def test_the_form_of_a_replicas_log(form, engine, flags):
-    command = replica_command(logging_in(form, localize(service(engine=engine), Path("volumes"))), 1)
+    command = replica_command(with_log_format(localize(service(engine=engine), Path("volumes")), form), 1)
     assert [flag for flag in command if flag.startswith("--log-format")] == flags
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -34,7 +36,7 @@ def test_age_is_written_like_kubectl_does(seconds, text):
 def test_without_a_terminal_each_phase_of_a_start_is_one_line(monkeypatch, capsys):
     now = 0.0
     monkeypatch.setattr(show.time, "monotonic", lambda: now)
-    with Screen().progress("starting") as progress:
+    with Screen("text").progress("starting") as progress:
         for now in range(2, 600):
             progress.update(f"a 0/1, a-0: {'downloading' if now < 300 else 'loading weights'} {now % 100}%")
     assert capsys.readouterr().err.splitlines() == [
@@ -47,19 +49,36 @@ def test_in_json_everything_that_is_said_is_an_object_a_line(monkeypatch, capsys
     now = 5.0
     monkeypatch.setattr(show.time, "monotonic", lambda: now)
     screen = Screen("json")
-    screen.tell("out of luck", logging.ERROR)
+    screen.note("out of luck", logging.ERROR)
     with screen.progress("starting") as progress:
         now = 7.0
         progress.update("a 0/1")
     log_handler("json").handle(logging.makeLogRecord({"msg": "slow", "levelname": "WARNING"}))
     condition = {"type": "Ready", "status": "True", "message": "all is well"}
     screen.table([{"name": "a", "conditions": [condition]}])
-    screen.say("b is gone")
+    screen.news("b is gone")
     out, err = ([json.loads(line) for line in text.splitlines()] for text in capsys.readouterr())
     assert [(line["level"], line["message"]) for line in err] == [
         ("error", "out of luck"), ("info", "starting (2 s): a 0/1"), ("warning", "slow"),
     ]  # fmt: skip
     assert [line["message"] for line in out] == ["a is Ready: all is well", "b is gone"]
+
+
+def test_a_stream_that_cannot_be_written_is_told_once_and_ends_nothing(monkeypatch, capsys, caplog):
+    condition = {"type": "Ready", "status": "True", "reason": "Ready", "message": "all is well"}
+    shown = {"name": "a", "modelUri": "hf://o/n", "readyReplicas": 1, "desiredReplicas": 1, "ageSeconds": 3}
+    with Path("/dev/full").open("w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        monkeypatch.setattr(sys, "stderr", full)
+        screen = Screen("text")
+        screen.table([{**shown, "conditions": [condition]}])
+        screen.news("listening on http://a")
+    with Path("/dev/full").open("w") as full:
+        monkeypatch.setattr(sys, "stderr", full)
+        screen.note("out of luck")
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said.startswith("stdout cannot be written: No space left on device; NAME ")
+    assert "hf://o/n" in said
 
 
 def test_plain_table_is_aligned():

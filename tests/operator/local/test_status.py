@@ -78,6 +78,7 @@ def test_when_the_start_is_over(described, settled, hopeless):
 def test_only_changes_are_told():
     starting, ready = told(1, "starting"), told(1, "ready")
     assert changes([starting], [starting]) == []
+    assert changes((), [starting]) == ["a is not Ready: a-0: starting"], "what was unknown has changed"
     assert changes([starting], [ready]) == ["a is Ready: 1 of 1 replicas serve"]
     assert changes([ready], [starting]) == ["a is not Ready: a-0: starting"]
     assert summary([starting, ready]) == "a 0/1, a-0: starting"
