@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import difflib
-import errno
 import importlib
-import os
 import sys
 from collections.abc import Callable, Sequence
 
 from pagetide_spec.errors import install_hint
+from pagetide_spec.streams import run_program
 
 # command: (module with main(argv) -> exit code, extra that brings its dependencies, one line of help)
 COMMANDS: dict[str, tuple[str, str, str]] = {
@@ -25,15 +24,13 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
 }
 
 
-INTERRUPTED = 130
-# As a shell reports a program that SIGPIPE has ended.
-READER_LEFT = 141
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code (2 for a wrong call)."""
-    _open_streams()
     args = list(sys.argv[1:] if argv is None else argv)
+    return run_program(lambda: _run(args), " ".join(["pagetide", *args[:1]]))
+
+
+def _run(args: list[str]) -> int:
     if not args or args[0] in ("-h", "--help"):
         print(usage())
         return 0 if args else 2
@@ -47,29 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(COMMANDS)}"
         print(f"pagetide: {args[0]!r}: no such command; {hint}", file=sys.stderr)
         return 2
-    try:
-        command = load(args[0])
-        code = command(args[1:]) if command else 2
-        sys.stdout.flush()
-        return code
-    except BrokenPipeError:  # whoever read the output, such as `head`, has read enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return READER_LEFT
-    except OSError as error:
-        if error.errno != errno.ENOSPC:
-            raise
-        print(f"pagetide {args[0]}: the output cannot be written: {error.strerror}", file=sys.stderr)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    except KeyboardInterrupt:  # before the command handles signals by itself
-        return INTERRUPTED
-
-
-def _open_streams() -> None:
-    """Open a closed stdin, stdout or stderr on nothing: else a socket takes its number, and gets what is printed."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - for as long as the process lives
+    command = load(args[0])
+    return command(args[1:]) if command else 2
 
 
 def load(name: str) -> Callable[[Sequence[str]], int] | None:

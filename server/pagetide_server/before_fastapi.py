@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterator
+
+from pagetide_spec.errors import first_line, shorten
 
 VARIABLE, STANDARD = "OTEL_PROPAGATORS", "tracecontext,baggage"
 
 
-def _hints() -> Iterator[str]:
+def prepare_environment() -> list[str]:
+    """Replace a value that OpenTelemetry cannot take, if it is installed; what to tell the user of it."""
+    given = os.environ.get(VARIABLE)
+    if not given:
+        return []
     try:
-        with contextlib.suppress(ImportError):
-            import opentelemetry.propagate  # noqa: F401 - this is where the variable is read
-    except ValueError as error:
-        yield f"{VARIABLE}: {os.environ.get(VARIABLE)!r}: {error} {STANDARD} are used instead."
+        import opentelemetry.propagate  # noqa: F401 - this is where the variable is read
+    except Exception as error:  # noqa: BLE001 - it loads whatever the variable names
+        if isinstance(error, ModuleNotFoundError) and error.name in ("opentelemetry", "opentelemetry.propagate"):
+            return []
         os.environ[VARIABLE] = STANDARD
-
-
-# To be logged, once it is known how.
-HINTS = tuple(_hints())
+        return [f"{VARIABLE}: {shorten(given)}: {first_line(error).rstrip('.')}; {STANDARD} are used instead"]
+    return []

@@ -18,7 +18,7 @@ class LoadingProgress:
     """Shows stages and their fractions until `close`, or within a `with`."""
 
     def __init__(self) -> None:
-        self._stage, self._fraction = "", 0.0
+        self._name, self._fraction = "", 0.0
         self._logged = -1.0
         self._bar: Progress | None = None
         console = Console(stderr=True)
@@ -30,17 +30,18 @@ class LoadingProgress:
 
     def report(self, stage: str, fraction: float) -> None:
         """A stage has come so far."""
-        is_news = stage != self._stage or fraction - self._logged >= LOG_EVERY or (fraction >= 1 > self._logged)
-        self._stage, self._fraction = stage, fraction
+        is_news = stage != self._name or fraction - self._logged >= LOG_EVERY or (fraction >= 1 > self._logged)
+        self._name, self._fraction = stage, fraction
         if self._bar is not None:
             self._bar.update(self._task, description=stage, completed=fraction)
         elif is_news:
             self._logged = fraction
-            log.info("loading: %s", str(self))  # as it is now: a handler may format it later
+            log.info("loading: %s", self.stage)
 
-    def __str__(self) -> str:
+    @property
+    def stage(self) -> str:
         """Such as "weights 40%"; empty before the first report."""
-        return f"{self._stage} {round(100 * self._fraction)}%" if self._stage else ""
+        return f"{self._name} {round(100 * self._fraction)}%" if self._name else ""
 
     def close(self) -> None:
         """Remove the bar."""

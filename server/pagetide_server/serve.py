@@ -16,10 +16,9 @@ from pagetide_spec.flags import add_flags, config_from, env_of, misspelt
 from pagetide_spec.logs import set_up_logging
 from pagetide_spec.names import EXIT_SETTING, FLAG_DOWNLOAD_ONLY
 
-from . import before_fastapi  # before the others, most of which import FastAPI
 from .api.keys import read_keys
-from .api.server import Server
 from .api.sockets import listen
+from .before_fastapi import prepare_environment
 from .checkpoint.files import locate, read_json
 from .download import download
 
@@ -48,10 +47,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"pagetide serve: {error}", file=sys.stderr)
         return EXIT_SETTING
     set_up_logging(config.log_level, config.log_format)
-    for hint in (*misspelt(os.environ), *before_fastapi.HINTS):
+    for hint in (*misspelt(os.environ), *prepare_environment()):
         log.warning("%s", hint)
     if listener is None:
         return download(config)
+    from .api.server import Server  # only now: it imports FastAPI
+
     return uvloop.run(Server(config, keys).run(listener))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import aiohttp
 
 
-def describe(error: BaseException) -> str:
+def describe_failed_call(error: BaseException) -> str:
     """One line on a failed call; aiohttp's own, of a connection, tells of its settings ("ssl:default")."""
     if isinstance(error, aiohttp.ServerDisconnectedError | ConnectionResetError | aiohttp.ClientPayloadError):
         return "the connection was closed"

@@ -23,6 +23,10 @@ class Parser(argparse.ArgumentParser):
             self.error(f"{unknown[0]}: {self._hint(unknown[0])}")
         return found
 
+    def print_help(self, file: Any = None) -> None:
+        """Print the help; unlike argparse's own, where that fails it raises."""
+        print(self.format_help(), end="", file=file or sys.stdout)
+
     def error(self, message: str) -> NoReturn:
         """Print the one line and exit."""
         print(f"{self.prog}: {message} (see {self.prog} --help)", file=sys.stderr)

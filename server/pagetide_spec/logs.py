@@ -55,6 +55,7 @@ def set_up_logging(level: str, form: str, source: str = "%(name)s") -> None:
     """Send the process's log, and Python's warnings, to stderr. `source` says in text lines where they come from."""
     logging.basicConfig(level=level.upper(), handlers=[_handler(form, source)], force=True)
     logging.captureWarnings(True)
+    # The hub's client logs each of its requests, by httpx or httpx2 as its version has it.
     for noisy in ("asyncio", "uvicorn.error", "httpx", "httpx2"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
 

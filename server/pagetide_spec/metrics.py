@@ -176,7 +176,8 @@ DCGM_METRICS: dict[str, str] = {
 
 # ---- the same values under vLLM's names (`--metrics-compat vllm`)
 
-# vLLM's name -> (ours, {our label: vLLM's label}). The kind and the buckets are those of our metric.
+# vLLM's name -> (ours, {our label: vLLM's label}). The kind and the buckets are those of our metric. A label whose name
+# is "" is left out, and values that differ by nothing else are added up.
 VLLM_METRICS: dict[str, tuple[str, dict[str, str]]] = {
     "vllm:num_requests_running": ("requests_running", {}),
     "vllm:num_requests_waiting": ("requests_waiting", {}),

@@ -21,9 +21,13 @@ def metrics_table(metrics: Iterable[Metric]) -> str:
 
 
 def vllm_table() -> str:
-    """vLLM's names beside ours."""
-    rows = [f"| `{name}` | `{SERVER_METRICS[ours].full_name}` |" for name, (ours, _) in VLLM_METRICS.items()]
-    return "\n".join(["| vLLM's name | ours |", "|---|---|", *rows])
+    """vLLM's names beside ours, with the labels that it has there."""
+    rows = []
+    for name, (ours, renamed) in VLLM_METRICS.items():
+        metric = SERVER_METRICS[ours]
+        labels = [f"`{label}`" for own in metric.labels if (label := renamed.get(own, own))]
+        rows.append(f"| `{name}` | `{metric.full_name}` | {', '.join(labels)} |")
+    return "\n".join(["| vLLM's name | ours | labels beside `model_name` and `engine` |", "|---|---|---|", *rows])
 
 
 TABLES: dict[str, Callable[[], str]] = {

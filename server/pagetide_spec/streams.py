@@ -2,9 +2,47 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
+from collections.abc import Callable
 from typing import TextIO
+
+INTERRUPTED = 130
+# As a shell reports a program that SIGPIPE has ended.
+READER_LEFT = 141
+
+
+def run_program(main: Callable[[], int], name: str) -> int:
+    """What `main` returns, if all that it printed could be written; else one line that begins with `name`, and 1.
+
+    Quietly, a reader that has left makes it READER_LEFT, and an interrupt that `main` does not handle INTERRUPTED.
+    """
+    open_streams()
+    try:
+        return _flushed(main)
+    except BrokenPipeError:  # whoever read the output, such as `head`, has read enough
+        discard(sys.stdout)
+        return READER_LEFT
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        discard(sys.stdout)
+        what = "the output" if error.filename is None else repr(error.filename)
+        write_line(f"{name}: {what} cannot be written: {error.strerror}", sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _flushed(main: Callable[[], int]) -> int:
+    try:
+        code = main()
+    except SystemExit:  # as --help leaves
+        sys.stdout.flush()
+        raise
+    sys.stdout.flush()
+    return code
 
 
 def open_streams() -> None:

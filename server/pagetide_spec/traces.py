@@ -85,7 +85,7 @@ def _mooncake(lines: Iterable[tuple[int, str]], source: str) -> list[Row]:
 
 
 def _azure(lines: list[tuple[int, str]], source: str) -> list[Row]:
-    head = next(csv.reader([lines[0][1]]))
+    head = _cells(*lines[0], source)
     try:
         columns = [head.index(name) for name in AZURE_COLUMNS]
     except ValueError:
@@ -93,15 +93,22 @@ def _azure(lines: list[tuple[int, str]], source: str) -> list[Row]:
         raise SettingError("--trace", source, f"must be JSON lines, or CSV with the columns {wanted}") from None
     rows = []
     for number, line in lines[1:]:
+        cells = _cells(number, line, source)
         try:
-            cells = next(csv.reader([line]))
             at, prompt, output = (cells[column] for column in columns)
             rows.append(_row(_seconds(at), int(prompt), int(output), (), number, source))
         except IndexError:
             raise SettingError("--trace", source, f"line {number}: has fewer columns than the first line") from None
-        except (ValueError, csv.Error) as error:
+        except ValueError as error:
             raise SettingError("--trace", source, f"line {number}: {error}") from None
     return rows
+
+
+def _cells(number: int, line: str, source: str) -> list[str]:
+    try:
+        return next(csv.reader([line]))
+    except csv.Error as error:
+        raise SettingError("--trace", source, f"line {number}: {error}") from None
 
 
 def _seconds(text: str) -> float:

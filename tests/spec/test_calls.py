@@ -11,7 +11,7 @@ import pytest
 from aiohttp import ClientConnectorCertificateError, ClientConnectorDNSError, ClientConnectorError
 from aiohttp.client_reqrep import ConnectionKey
 
-from pagetide_spec.calls import describe
+from pagetide_spec.calls import describe_failed_call
 
 KEY = ConnectionKey("h", 80, False, True, None, None, None)
 
@@ -37,7 +37,7 @@ KEY = ConnectionKey("h", 80, False, True, None, None, None)
     ],
 )  # fmt: skip
 def test_a_failed_call_is_told_without_the_clients_settings(error, said):
-    assert describe(error) == said
+    assert describe_failed_call(error) == said
 
 
 async def test_what_is_told_of_a_port_where_nothing_listens():
@@ -47,4 +47,4 @@ async def test_what_is_told_of_a_port_where_nothing_listens():
     async with aiohttp.ClientSession() as session:
         with pytest.raises(aiohttp.ClientError) as caught:
             await session.get(f"http://127.0.0.1:{port}/")
-    assert describe(caught.value) == f"cannot connect to 127.0.0.1:{port}"
+    assert describe_failed_call(caught.value) == f"cannot connect to 127.0.0.1:{port}"

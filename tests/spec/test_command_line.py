@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from pagetide_cli.main import READER_LEFT, main
+from pagetide_cli.main import main
 from pagetide_spec.command_line import Parser
 from pagetide_spec.flags import misspelt
+from pagetide_spec.streams import READER_LEFT
 
 
 @pytest.mark.parametrize(
@@ -57,12 +59,30 @@ def test_a_reader_that_leaves_ends_a_command_quietly():
         assert process.wait(60) == READER_LEFT
 
 
-def test_a_full_disk_is_one_line():
-    command = [sys.executable, "-m", "pagetide_cli.main", "crd"]
+CLI, SERVE = "pagetide_cli.main", "pagetide_server"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        pytest.param([CLI, "crd"], "pagetide crd", id="what a command prints"),
+        pytest.param([CLI, "crd", "--help"], "pagetide crd", id="a command's help"),
+        pytest.param([CLI, "serve", "--help"], "pagetide serve", id="a long help"),
+        pytest.param([CLI, "--help"], "pagetide --help", id="the list of commands"),
+        pytest.param([CLI, "--version"], "pagetide --version", id="the version"),
+        pytest.param([SERVE, "--help"], "pagetide serve", id="the server's other form"),
+    ],
+)
+def test_a_full_disk_is_one_line(arguments, name):
+    # A narrow terminal makes the help longer than the stream's buffer.
+    env = {**os.environ, "COLUMNS": "60"}
     with Path("/dev/full").open("w") as full:
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+        done = subprocess.run(
+            [sys.executable, "-m", *arguments],
+            stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False, env=env,
+        )  # fmt: skip
     assert done.returncode == 1
-    assert done.stderr == "pagetide crd: the output cannot be written: No space left on device\n"
+    assert done.stderr == f"{name}: the output cannot be written: No space left on device\n"
 
 
 def test_a_closed_stream_leaves_its_number_to_no_socket():

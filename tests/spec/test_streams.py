@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
 import sys
 
 import pytest
 
-from pagetide_spec.streams import discard, open_streams, write_line
+from pagetide_spec.streams import INTERRUPTED, READER_LEFT, discard, open_streams, write_line
 
 
 def descriptors() -> list[str]:
@@ -77,3 +78,33 @@ def test_only_closed_streams_are_opened(monkeypatch):
         assert stdin.read() == ""
         assert stdout.write("nowhere") == 7
         assert sys.stderr is kept
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "said"),
+    [
+        pytest.param("return 3", 3, "", id="a code"),
+        pytest.param("sys.exit(4)", 4, "", id="an exit"),
+        pytest.param("raise KeyboardInterrupt", INTERRUPTED, "", id="an interrupt"),
+        pytest.param("raise BrokenPipeError", READER_LEFT, "", id="a reader that has left"),
+        pytest.param(
+            "raise OSError(errno.ENOSPC, 'No space')", 1, "demo: the output cannot be written: No space\n",
+            id="a full disk",
+        ),
+        pytest.param(
+            "raise OSError(errno.EDQUOT, 'No quota')", 1, "demo: the output cannot be written: No quota\n",
+            id="a quota",
+        ),
+        pytest.param(
+            "raise OSError(errno.ENOSPC, 'No space', '/cache/x')", 1, "demo: '/cache/x' cannot be written: No space\n",
+            id="a full disk under a file",
+        ),
+    ],
+)  # fmt: skip
+def test_how_a_program_ends(end, code, said):
+    text = (
+        f"import errno, sys\ndef main():\n print('printed')\n {end}\n"
+        "from pagetide_spec.streams import run_program\nsys.exit(run_program(main, 'demo'))"
+    )
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (code, said)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 import aiohttp
 
-from pagetide_spec.calls import describe
+from pagetide_spec.calls import describe_failed_call
 from pagetide_spec.names import PATH_METRICS
 from pagetide_spec.web import MOST_ANSWER_BYTES, whole_body
 
@@ -45,7 +45,7 @@ class Scraper:
         except TimeoutError:
             return f"no answer within {TIMEOUT_S:g} s"
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            return describe(error)
+            return describe_failed_call(error)
 
     async def _fetch(self, url: str) -> str:
         if self._session is None:

@@ -12,7 +12,7 @@ import aiohttp
 import kubernetes.client
 import kubernetes.config
 
-from pagetide_spec.calls import describe
+from pagetide_spec.calls import describe_failed_call
 from pagetide_spec.errors import SettingError
 
 TIMEOUT_SECONDS = 30
@@ -95,7 +95,7 @@ class Client:
             ) as reply:
                 return _checked(reply.status, await reply.read())
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            problem = f"no answer from the API server: {describe(error)}"
+            problem = f"no answer from the API server: {describe_failed_call(error)}"
             raise ApiError(0, "Unreachable", problem) from error
 
     def _open(self) -> aiohttp.ClientSession:

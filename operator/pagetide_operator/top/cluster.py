@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import kubernetes.config
 
-from pagetide_spec.calls import describe
+from pagetide_spec.calls import describe_failed_call
 from pagetide_spec.names import API_VERSION, LABEL_SERVICE, PATH_METRICS, PLURAL, SERVER_PORT
 from pagetide_spec.web import MOST_ANSWER_BYTES, whole_body
 
@@ -41,7 +41,7 @@ class Api(Client):
                     raise ApiError(reply.status, str(reply.reason), f"HTTP status {reply.status}")
                 return (await whole_body(reply.content.iter_any(), MOST_ANSWER_BYTES)).decode("utf-8", "replace")
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-            raise ApiError(0, "Unreachable", describe(error)) from error
+            raise ApiError(0, "Unreachable", describe_failed_call(error)) from error
 
 
 class ClusterSource:

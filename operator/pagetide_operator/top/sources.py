@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import aiohttp
 
-from pagetide_spec.calls import describe
+from pagetide_spec.calls import describe_failed_call
 from pagetide_spec.errors import PagetideError
 from pagetide_spec.metrics import GATEWAY_METRICS
 from pagetide_spec.names import PATH_METRICS, PATH_READY, PATH_SUMMARY
@@ -113,7 +113,7 @@ class Web:
         except TimeoutError:
             raise NoAnswer(f"{self.url} does not answer within {TIMEOUT_S:g} s") from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise NoAnswer(f"{self.url}{path}: {describe(error)}") from None
+            raise NoAnswer(f"{self.url}{path}: {describe_failed_call(error)}") from None
 
 
 async def source_at(web: Web) -> Source:

@@ -10,7 +10,7 @@ from typing import Any
 
 import aiohttp
 
-from pagetide_spec.calls import describe
+from pagetide_spec.calls import describe_failed_call
 from pagetide_spec.names import PATH_METRICS
 
 from ..autoscaling.samples import parse_sample
@@ -110,4 +110,4 @@ async def metrics_of(address: str) -> str:
         async with aiohttp.ClientSession(timeout=timeout) as session:
             return await fetched(session, address + PATH_METRICS)
     except aiohttp.ClientError as error:
-        raise OSError(describe(error)) from error
+        raise OSError(describe_failed_call(error)) from error

@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from pagetide_spec.calls import describe
+from pagetide_spec.calls import describe_failed_call
 
 from .kube_config import KubeConfig
 
@@ -71,7 +71,7 @@ class KubeApi:
                 async for line in _lines(response.content):
                     yield msgspec.json.decode(line, type=dict[str, Any])
         except (aiohttp.ClientError, TimeoutError, OSError, msgspec.DecodeError) as error:
-            raise KubeError(0, describe(error)) from error
+            raise KubeError(0, describe_failed_call(error)) from error
 
     async def _request(self, method: str, path: str, query: dict[str, str], body: Any = None) -> dict[str, Any]:
         data = None if body is None else msgspec.json.encode(body)
@@ -85,7 +85,7 @@ class KubeApi:
                 await _check(response)
                 return msgspec.json.decode(await response.read(), type=dict[str, Any])
         except (aiohttp.ClientError, TimeoutError, OSError, msgspec.DecodeError) as error:
-            raise KubeError(0, describe(error)) from error
+            raise KubeError(0, describe_failed_call(error)) from error
 
     async def _headers(self) -> dict[str, str]:
         # In a thread: a kubeconfig may name a program that logs in.

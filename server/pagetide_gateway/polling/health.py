@@ -9,7 +9,7 @@ from typing import Any, Literal
 import aiohttp
 import msgspec
 
-from pagetide_spec.calls import describe
+from pagetide_spec.calls import describe_failed_call
 from pagetide_spec.names import PATH_READY
 from pagetide_spec.web import MOST_ANSWER_BYTES, whole_body
 
@@ -114,7 +114,7 @@ class HealthPoller:
         except ValueError as error:
             return Poll("unready", f"its list of models: {error}")
         except (aiohttp.ClientError, OSError) as error:
-            return Poll(_RESULTS[fault_of(error)], describe(error))
+            return Poll(_RESULTS[fault_of(error)], describe_failed_call(error))
 
     async def _learn(self, service: Service, replica: Replica) -> Poll:
         async with self._session.get(

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 
 import aiohttp
 
-from pagetide_spec.calls import describe
+from pagetide_spec.calls import describe_failed_call
 
 from ..replicas.registry import Replica
 from ..replicas.upstream import AttemptFailed
@@ -44,7 +44,7 @@ class Answer:
 
     def why(self, error: BaseException) -> str:
         """One line on why it broke off."""
-        return self._why or describe(error)
+        return self._why or describe_failed_call(error)
 
     async def read_small(self) -> bytes | None:
         """The whole body where it is small and not a stream, else None with nothing read.

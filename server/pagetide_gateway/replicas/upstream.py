@@ -15,7 +15,7 @@ import aiohttp
 from yarl import URL
 
 from pagetide_http.peers import notice_death
-from pagetide_spec.calls import describe
+from pagetide_spec.calls import describe_failed_call
 from pagetide_spec.names import HEADER_REPLICA, HEADER_REQUEST_ID
 
 from ..web.asgi import RawHeaders
@@ -145,12 +145,13 @@ async def post(
             with replica.exchange(lose):
                 return await session.post(_url(replica.url, target), data=data, headers=headers, allow_redirects=False)
     except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-        raise AttemptFailed(describe(error), may_have_begun=False, is_ours=fault_of(error) == "ours") from error
+        is_ours = fault_of(error) == "ours"
+        raise AttemptFailed(describe_failed_call(error), may_have_begun=False, is_ours=is_ours) from error
     except TimeoutError as error:
-        raise AttemptFailed(lost or describe(error), may_have_begun=True) from error
+        raise AttemptFailed(lost or describe_failed_call(error), may_have_begun=True) from error
     except (aiohttp.ClientError, OSError) as error:
         was_closed = isinstance(error, aiohttp.ServerDisconnectedError | ConnectionError)
-        raise AttemptFailed(describe(error), may_have_begun=True, was_closed=was_closed) from error
+        raise AttemptFailed(describe_failed_call(error), may_have_begun=True, was_closed=was_closed) from error
 
 
 def fault_of(error: BaseException) -> Fault:

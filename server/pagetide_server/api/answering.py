@@ -35,6 +35,7 @@ class Job(Protocol):
     body: Any
     tokenizer: Tokenizer
     prompts: list[Prompt]
+    structure_field: str
     id: str
     model: str
 
@@ -73,7 +74,10 @@ async def answer(
 
 async def _run(context: Context, request: Request, job: Job, arrival: float, send: Send) -> None:
     name = request.state.request_id
-    with generating(context.engine, job.tokenizer, context.metrics, job.prompts, arrival, name) as generation:
+    answers = generating(
+        context.engine, job.tokenizer, context.metrics, job.prompts, job.structure_field, arrival, name
+    )
+    with answers as generation:
         try:
             if job.body.stream:
                 await send_events(send, _Events(job, generation), fast_path(request.scope))

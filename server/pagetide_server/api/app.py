@@ -26,7 +26,7 @@ BODIES: list[Any] = [CompletionRequest, ChatRequest, TokenizeRequest, Detokenize
 
 # What FastAPI would do of its own accord. Newer ones trace each request too, beside our spans, and fail it where a
 # variable names a provider that is not there; older ones ignore the argument.
-WITHOUT: dict[str, Any] = {
+_OFF: dict[str, Any] = {
     "docs_url": None,
     "redoc_url": None,
     "telemetry": dict.fromkeys(("tracing", "metrics", "logs"), False),
@@ -35,7 +35,7 @@ WITHOUT: dict[str, Any] = {
 
 def create_app(context: Context, keys: list[str]) -> ASGIApp:
     """The application; `keys` are those of which a client must bring one, none meaning open to all."""
-    app = FastAPI(title="Pagetide", version=context.version, redirect_slashes=False, **WITHOUT)
+    app = FastAPI(title="Pagetide", version=context.version, redirect_slashes=False, **_OFF)
     app.state.context = context
     routers = [part.router for part in (completions, chat, models, tokenize, health)]
     for router in routers:

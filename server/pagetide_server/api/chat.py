@@ -35,8 +35,11 @@ async def create_chat_completion(request: Request) -> WatchedResponse:
 class _Job:
     """A checked request, and how its answers are written."""
 
-    def __init__(self, context: Context, prompter: Prompter, body: ChatRequest, text: str, prompt: Prompt) -> None:
+    def __init__(
+        self, context: Context, prompter: Prompter, body: ChatRequest, text: str, prompt: Prompt, structure_field: str
+    ) -> None:
         self.body, self.prompts, self.tokenizer = body, [prompt], prompter.tokenizer
+        self.structure_field = structure_field
         self.id, self.created, self.model = new_id("chatcmpl", body.request_id), int(time.time()), context.model_name
         self.role = _role(body)
         self._new_splitter = splitter_factory(context.config, prompter, body, prompt.params, text)
@@ -144,5 +147,5 @@ async def _prepare(context: Context, prompter: Prompter, body: ChatRequest) -> _
     wanted = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     length = answer_length(len(token_ids), wanted, None, context.limits)
     completed = with_length(params, length, await prompter.bad_word_ids(params.bad_words))
-    prompt = Prompt(token_ids, completed, body.priority or 0, body.cache_salt or "", asked.field)
-    return _Job(context, prompter, body, text, prompt)
+    prompt = Prompt(token_ids, completed, body.priority or 0, body.cache_salt or "")
+    return _Job(context, prompter, body, text, prompt, asked.field)

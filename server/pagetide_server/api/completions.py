@@ -37,11 +37,11 @@ class _Job:
 
     def __init__(
         self, context: Context, prompter: Prompter, body: CompletionRequest, texts: list[PromptText],
-        prompts: list[Prompt],
+        prompts: list[Prompt], structure_field: str,
     ) -> None:  # fmt: skip
         self.body, self.prompts, self.tokenizer = body, prompts, prompter.tokenizer
         self.id, self.created, self.model = new_id("cmpl", body.request_id), int(time.time()), context.model_name
-        self._texts = texts
+        self.structure_field, self._texts = structure_field, texts
         # Answers that the engine makes for each prompt.
         self._per_prompt = max(body.n or 1, body.best_of or 0)
         self._offsets: dict[int, int] = {}
@@ -113,5 +113,5 @@ async def _prepare(context: Context, prompter: Prompter, body: CompletionRequest
     for text in texts:
         length = answer_length(len(text.token_ids), body.max_tokens, DEFAULT_MAX_TOKENS, context.limits)
         completed = with_length(params, length, bad_words)
-        prompts.append(Prompt(text.token_ids, completed, body.priority or 0, body.cache_salt or "", asked.field))
-    return _Job(context, prompter, body, texts, prompts)
+        prompts.append(Prompt(text.token_ids, completed, body.priority or 0, body.cache_salt or ""))
+    return _Job(context, prompter, body, texts, prompts, asked.field)

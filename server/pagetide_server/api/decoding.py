@@ -61,10 +61,14 @@ def _explained(text: str, raw: bytes, kind: type[msgspec.Struct]) -> ApiError:
         return invalid(f"{name}: is required", name, "missing_field")
     if not field:
         return invalid(f"the body must be a JSON object: {problem}")
+    if problem.startswith("Expected `null`, "):  # the type of what is not supported
+        return invalid(f"{field}: is not supported{_INSTEAD.get(field, '')}", field)
     problem = problem[:1].lower() + problem[1:].replace("`", "")
     return invalid(f"{field}: {_value_at(raw, path)}: {problem}", re.split(r"[.\[]", field)[0], "invalid_value")
 
 
+# What to use instead of a field that is not supported.
+_INSTEAD = {"functions": "; use tools", "function_call": "; use tool_choice"}
 # The structs to which the path of a nested field leads.
 _NESTED: dict[str, type[msgspec.Struct]] = {"stream_options": StreamOptions, "structured_outputs": StructuredOutputs}
 

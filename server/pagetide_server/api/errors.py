@@ -44,12 +44,12 @@ def unavailable(message: str) -> ApiError:
     return ApiError(503, message, code="unavailable", retry_s=RETRY_AFTER_SECONDS)
 
 
-def refusal(output: SequenceOutput, expected_wait: float, structure_field: str = "") -> ApiError:
+def refusal(output: SequenceOutput, expected_wait: float, structure_field: str) -> ApiError:
     """The engine's error output as an answer.
 
     Args:
         expected_wait: the seconds that a request waits now.
-        structure_field: what of the request asked for a structure.
+        structure_field: what of the request asked for a structure; empty: nothing did.
     """
     if output.error_kind == "invalid":
         return invalid(output.error)

@@ -25,6 +25,7 @@ class Run:
     prompt: Prompt
     record: Record
     answers: list[RecordedAnswer]
+    structure_field: str
     prompt_logprobs: list[TokenLogprobs | None] | None = None
 
     @property
@@ -39,12 +40,14 @@ def generating(
     tokenizer: Tokenizer,
     metrics: ServerMetrics,
     prompts: Sequence[Prompt],
+    structure_field: str,
     arrival: float,
     name: str = "r",
 ) -> Iterator[Generation]:
     """Submit prompts; leaving the context aborts what has not ended, and counts it.
 
     Args:
+        structure_field: what of the HTTP request asked for a structure; empty: nothing did.
         arrival: when the HTTP request came.
         name: what the engine's log calls the request.
 
@@ -58,7 +61,7 @@ def generating(
         record = Record(metrics, arrival, submitted, len(prompt.token_ids))
         count = prompt.params.best_of or prompt.params.n
         answers = [RecordedAnswer(first + i, tokenizer, prompt.token_ids, prompt.params, record) for i in range(count)]
-        runs.append(Run(prompt, record, answers))
+        runs.append(Run(prompt, record, answers, structure_field))
         first += count
     reason = "abort"
     try:
@@ -197,5 +200,5 @@ class Generation:
                 record.finish("error")
             else:
                 record.dismiss()
-        field = self._by_id[errors[0].request_id].prompt.structure_field
+        field = self._by_id[errors[0].request_id].structure_field
         return refusal(errors[0], self._metrics.expected_wait(time.monotonic()), field)

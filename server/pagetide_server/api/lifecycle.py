@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
-from collections.abc import Iterator
-
-from ..progress import LoadingProgress
+from collections.abc import Callable, Iterator
 
 
 class Phase(enum.Enum):
@@ -19,9 +17,9 @@ class Phase(enum.Enum):
 
 
 class Lifecycle:
-    """The server's phase, and the requests that a drain has to wait for; `loading` tells how far that has come."""
+    """The server's phase, and the requests that a drain has to wait for; `loading` says how far that has come."""
 
-    def __init__(self, loading: LoadingProgress) -> None:
+    def __init__(self, loading: Callable[[], str]) -> None:
         self.phase = Phase.LOADING
         self._loading = loading
         self.in_flight = 0
@@ -40,7 +38,7 @@ class Lifecycle:
     def why_closed(self) -> str | None:
         """Why no request is taken now, or None."""
         if self.phase is Phase.LOADING:
-            return "the model is still loading" + (f": {told}" if (told := str(self._loading)) else "")
+            return "the model is still loading" + (f": {told}" if (told := self._loading()) else "")
         return "the server is shutting down" if self.phase is Phase.DRAINING else None
 
     @contextlib.contextmanager

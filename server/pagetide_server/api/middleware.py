@@ -30,8 +30,9 @@ UNMATCHED = "unmatched"
 def key_matches(authorization: str, keys: Sequence[bytes]) -> bool:
     """Whether an Authorization header brings one of the keys. Looks at all of them, each in constant time."""
     scheme, _, given = authorization.partition(" ")
-    # Headers are read as Latin-1; these are the bytes that were sent.
-    token = given.strip().encode("latin-1")
+    # Headers are read as Latin-1; these are the bytes that were sent, of which strip() without a set would take some of
+    # UTF-8's for spaces.
+    token = given.strip(" \t").encode("latin-1")
     # All of them first: stopping at a match would leak by time which key it was.
     matches = [hmac.compare_digest(token, key) for key in keys]
     return any(matches) and scheme.lower() == "bearer"

@@ -137,7 +137,7 @@ class ChatRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     modalities: list[Literal["text"]] | None = None
     prediction: dict[str, Any] | None = None
     prompt_cache_options: dict[str, Any] | None = None
-    # Not supported; some clients write null for all that is not set.
+    # Refused as not supported; some clients write null for all that is not set.
     audio: None = None
     function_call: None = None
     functions: None = None

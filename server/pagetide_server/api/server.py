@@ -21,6 +21,7 @@ from pagetide_spec.config import EngineConfig
 from pagetide_spec.errors import PagetideError, SettingError
 from pagetide_spec.logs import in_form
 from pagetide_spec.names import EXIT_SETTING
+from pagetide_spec.streams import write_line
 
 from ..process.client import EngineClient, EngineFailed
 from ..progress import LoadingProgress
@@ -103,7 +104,9 @@ class Server:
         self._progress = LoadingProgress()
         engine = EngineClient(on_step=metrics.step, on_loading=self._progress.report)
         traces = tracing(os.environ, number)
-        self._context = Context(config, engine, metrics, Lifecycle(self._progress), name, number, tracing=traces)
+        self._context = Context(
+            config, engine, metrics, Lifecycle(lambda: self._progress.stage), name, number, tracing=traces
+        )
 
     def _http_config(self) -> uvicorn.Config:
         return uvicorn.Config(
@@ -188,10 +191,12 @@ class Server:
     def _end_of_drain(self) -> tuple[int, str]:
         """The exit code, and why requests that are still in flight are cut."""
         context = self._context
+        if not context.lifecycle.in_flight:
+            return 0, ""
         if self._hurried.is_set():
             return 128 + self._last_signal, "a second signal came"
         context.engine.refresh()
-        if context.lifecycle.in_flight and (problem := context.engine.why_unhealthy()) is not None:
+        if (problem := context.engine.why_unhealthy()) is not None:
             return EXIT_ENGINE, problem
         return 0, f"they took longer than {self._config.shutdown_timeout_s:g} s (--shutdown-timeout-s)"
 
@@ -229,16 +234,14 @@ class Server:
     def _say(self, message: str, code: int) -> int:
         self._progress.close()
         line = in_form(f"pagetide serve: {message}", self._config.log_format, logging.ERROR)
-        print(line, file=sys.stderr, flush=True)
+        write_line(line, sys.stderr)
         return code
 
 
 def _announce(line: str) -> None:
     """On stdout whatever the log level is: people and scripts wait for it. A full disk keeps no server from serving."""
-    try:
-        print(line, flush=True)
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if (error := write_line(line, sys.stdout)) is not None:
+        log.warning("stdout cannot be written: %s; %s", error.strerror, line)
 
 
 def _version() -> str:

@@ -29,7 +29,7 @@ def asked_structure(request: SamplingFields) -> Asked:
     Raises:
         ApiError: 400; a wrong form, or more than one way at once.
     """
-    asked = [one for one in _all_asked(request) if one is not FREE]
+    asked = [one for one in _all_asked(request) if one.structure is not None]
     if len(asked) > 1:
         raise invalid(f"{' and '.join(one.field for one in asked)}: only one of them can be asked for", asked[1].field)
     return asked[0] if asked else FREE
@@ -53,7 +53,7 @@ def _all_asked(request: SamplingFields) -> list[Asked]:
             _choice("structured_outputs.choice", outputs.choice),
             _text("grammar", "structured_outputs.grammar", outputs.grammar),
         ]
-        if all(one is FREE for one in inner):
+        if all(one.structure is None for one in inner):
             raise invalid(
                 "structured_outputs: name one of json, json_object, regex, choice, grammar", "structured_outputs"
             )

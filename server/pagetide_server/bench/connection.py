@@ -33,8 +33,10 @@ def split_url(url: str) -> SplitResult:
         _ = parts.port
     except ValueError as error:
         raise SettingError("URL", url, str(error)) from None
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+    if parts.scheme not in ("http", "https") or not parts.hostname:
         raise SettingError("URL", url, "must be http://HOST:PORT or https://HOST:PORT")
+    if parts.query or parts.fragment:
+        raise SettingError("URL", url, "must have no query and no fragment (?... or #...): paths are added to it")
     return parts
 
 

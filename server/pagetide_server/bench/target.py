@@ -7,7 +7,7 @@ from typing import Any
 
 import aiohttp
 
-from pagetide_spec.calls import describe
+from pagetide_spec.calls import describe_failed_call
 from pagetide_spec.errors import PagetideError, SettingError
 from pagetide_spec.names import PATH_METRICS
 
@@ -111,7 +111,7 @@ class Target:
                 is_json = response.content_type == "application/json"
                 return response.status, await (response.json() if is_json else response.text())
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-            raise TargetError(f"{self._url}{path} does not answer: {describe(error)}") from None
+            raise TargetError(f"{self._url}{path} does not answer: {describe_failed_call(error)}") from None
 
 
 def chosen(cards: dict[str, dict[str, Any]], wanted: str | None) -> Model:

@@ -15,16 +15,12 @@ Tapped = TypeVar("Tapped")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt to continue.
-
-    `structure_field` is what of the client's request asks for `params.structure`; it stays here, for errors.
-    """
+    """One prompt to continue."""
 
     token_ids: list[int]
     params: SamplingParams
     priority: int = 0
     cache_salt: str = ""
-    structure_field: str = ""
 
 
 class Mailbox:

@@ -1,15 +1,14 @@
-"""`pagetide serve` with the fake core: the real command line, HTTP side and engine process, and no model."""
+"""`python -m pagetide_server` with the fake core: the real command line, HTTP side and engine process, and no model."""
 
 from __future__ import annotations
 
 import os
-import sys
+import runpy
 import time
 from pathlib import Path
 
-import pagetide_server.serve as serve
-from pagetide_server.api.server import Server
 from pagetide_server.text.tokenizer import Tokenizer
+from pagetide_server.wire import launch
 
 HERE = str(Path(__file__).parent)
 
@@ -20,15 +19,9 @@ def load_tokenizer(config):
     return Tokenizer.from_folder(Path(config.tokenizer or config.model))
 
 
-class FakeServer(Server):
-    """A server whose engine runs `fake_core`."""
-
-    def __init__(self, config, keys):
-        super().__init__(config, keys, "fake_core:create", load_tokenizer)
-
-
 if __name__ == "__main__":
     # The engine process has to find fake_core.
     os.environ["PYTHONPATH"] = os.pathsep.join([HERE, os.environ.get("PYTHONPATH", "")])
-    serve.Server = FakeServer
-    sys.exit(serve.main())
+    # Before the server is imported, whose defaults they are.
+    launch.DEFAULT_CORE, Tokenizer.load = "fake_core:create", load_tokenizer
+    runpy.run_module("pagetide_server", run_name="__main__")

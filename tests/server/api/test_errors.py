@@ -124,6 +124,23 @@ def test_wrong_prompts_are_refused(server, prompt):
     error_of(server.post(COMPLETION, prompt=prompt), 400, "prompt")
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        pytest.param("functions", [{"name": "f"}], "functions: is not supported; use tools", id="functions"),
+        pytest.param(
+            "function_call", "auto", "function_call: is not supported; use tool_choice", id="a call of a function"
+        ),
+        pytest.param("audio", {"voice": "alloy"}, "audio: is not supported", id="sound"),
+        pytest.param("web_search_options", {}, "web_search_options: is not supported", id="a search"),
+    ],
+)
+def test_what_is_not_supported_may_be_null_and_is_named(server, field, value, said):
+    assert server.post(CHAT, messages=HI, max_tokens=1, **{field: None}).status_code == 200
+    error = error_of(server.post(CHAT, messages=HI, **{field: value}), 400, field)
+    assert (error["message"], error["param"]) == (said, field)
+
+
 def test_a_misspelt_field_gets_a_suggestion(server):
     error = error_of(server.post(COMPLETION, prompt="x", temprature=1), 400, "temprature")
     assert "did you mean temperature?" in error["message"]
@@ -219,8 +236,10 @@ def test_the_engines_refusal_is_an_http_error(server, stream):
 )
 def test_a_fault_of_a_structure_names_the_field_that_asked_for_it(server, field, body, value, problem, stream):
     request = {"prompt": "x", field.partition(".")[0]: body(value), "stream": stream}
-    text = server.post(COMPLETION, **request).text
+    answer = server.post(COMPLETION, **request)
     # Behind the first token it is an event.
+    assert answer.status_code == (200 if stream and value == "endless" else 400)
+    text = answer.text
     error = json.loads(text.removesuffix("data: [DONE]\n\n").strip().split("data: ")[-1])["error"]
     assert (error["param"], error["message"]) == (field, f"{field}: {problem}")
     assert (error["type"], error["code"]) == ("invalid_request_error", "invalid_value")
@@ -299,13 +318,13 @@ def test_a_request_id_in_the_body_names_the_answer(server, stream):
 )
 def test_retry_after_is_what_requests_wait_now(wait, told):
     output = SequenceOutput(request_id="r", finish_reason="error", error="full", error_kind="queue_full")
-    assert refusal(output, wait).headers == {"retry-after": told}
+    assert refusal(output, wait, "").headers == {"retry-after": told}
 
 
 def test_keys_guard_everything_but_health_and_metrics(launch, tmp_path):
     keys = tmp_path / "keys"
     # As an editor on Windows writes it.
-    keys.write_bytes("first-in-file\r\n# operators\r\nfrom-file\r\n\r\nschlüssel".encode("utf-8-sig"))
+    keys.write_bytes("first-in-file\r\n# operators\r\nfrom-file\r\n\r\nschlüssel\r\nvoilà".encode("utf-8-sig"))
     with launch("--api-key=first,second", f"--api-key-file={keys}") as server:
         for header in (
             {},
@@ -315,7 +334,7 @@ def test_keys_guard_everything_but_health_and_metrics(launch, tmp_path):
         ):
             for path in ("/v1/models", "/version", "/openapi.json", "/nothing"):
                 error_of(httpx.get(server.url + path, headers=header), 401)
-        for key in ("first", "second", "first-in-file", "from-file", "schlüssel"):
+        for key in ("first", "second", "first-in-file", "from-file", "schlüssel", "voilà"):
             header = {"authorization": f"Bearer {key}".encode()}
             assert httpx.get(server.url + "/v1/models", headers=header).status_code == 200
         assert [server.status(p) for p in ("/livez", "/readyz", "/health", "/metrics")] == [200] * 4

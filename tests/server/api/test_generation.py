@@ -33,7 +33,7 @@ def start(engine, metrics, tiny_model: Path):
 
     def begin(prompts=1, **params):
         asked = [Prompt([300 + i], SamplingParams(**params)) for i in range(prompts)]
-        return generating(engine, tokenizer, metrics, asked, arrival=0.0)
+        return generating(engine, tokenizer, metrics, asked, "", arrival=0.0)
 
     return begin
 

@@ -169,6 +169,14 @@ def test_a_second_signal_does_not_wait_for_a_long_step(launch, wait):
         assert job.result(20).status_code == 503
 
 
+def test_a_second_signal_that_cuts_nothing_is_a_usual_end(launch):
+    with launch() as server:
+        # Both are there when it looks.
+        for number in (signal.SIGSTOP, signal.SIGTERM, signal.SIGINT, signal.SIGCONT):
+            server.process.send_signal(number)
+        assert server.process.wait(20) == 0
+
+
 def test_a_drain_has_an_end(launch, wait):
     with launch("--shutdown-timeout-s=1", FAKE_STEP_S="0.1") as server, futures.ThreadPoolExecutor(1) as pool:
         job = pool.submit(stream, server, max_tokens=400)
@@ -297,20 +305,34 @@ def test_a_signal_while_loading_gives_the_terminal_its_cursor_back(tiny_model, w
     assert shown.rfind(HIDE_CURSOR) < shown.rfind(SHOW_CURSOR)
 
 
-def test_a_full_disk_under_stdout_keeps_no_server_from_serving(tiny_model, wait):
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    command = [sys.executable, str(Path(__file__).parent / "fake_server.py"), str(tiny_model), f"--port={port}"]
-    with Path("/dev/full").open("w") as full, subprocess.Popen(command, stdout=full) as process:
+@pytest.mark.parametrize(
+    ("streams", "warned"),
+    [
+        pytest.param(">/dev/full", ["No space left on device"], id="a full disk"),
+        pytest.param("<&- >&-", [], id="closed"),
+    ],
+)
+def test_streams_that_take_nothing_keep_no_server_from_serving(tiny_model, tmp_path, wait, free_port, streams, warned):
+    fake = str(Path(__file__).parent / "fake_server.py")
+    server = [sys.executable, fake, str(tiny_model), "--host=127.0.0.1", f"--port={free_port}"]
+    url, log = f"http://127.0.0.1:{free_port}", tmp_path / "log"
+    with log.open("w") as stderr:
+        process = subprocess.Popen(["sh", "-c", f'exec "$@" {streams}', "sh", *server], stderr=stderr)
 
-        def is_ready():
-            with contextlib.suppress(httpx.TransportError):
-                return httpx.get(f"http://127.0.0.1:{port}/readyz").status_code == 200
+    def is_ready():
+        with contextlib.suppress(httpx.TransportError):
+            return httpx.get(f"{url}/readyz", trust_env=False).status_code == 200
 
+    try:
         wait(is_ready, 20)
-        assert httpx.post(f"http://127.0.0.1:{port}/v1/completions", json={"prompt": "x"}).status_code == 200
+        assert httpx.post(f"{url}/v1/completions", json={"prompt": "x"}, trust_env=False).status_code == 200
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.wait()
+    said = re.findall(rf" WARNING pagetide stdout cannot be written: (.*); serving \S+ at {url}\n", log.read_text())
+    assert said == warned
 
 
 async def test_a_server_whose_http_side_ends_does_not_live_on(tiny_model, monkeypatch):
@@ -369,6 +391,15 @@ def test_a_taken_port_is_told_before_anything_loads():
     assert found.returncode == 2
     assert address in found.stderr
     assert len(found.stderr.splitlines()) == 1
+
+
+def test_a_wrong_setting_is_told_before_the_http_side_is_imported():
+    command = [sys.executable, "-X", "importtime", "-m", "pagetide_server", "org/m", "--max-num-seqs=0"]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert found.returncode == 2
+    imported = [line.rpartition("|")[2].strip() for line in found.stderr.splitlines()]
+    assert "pagetide_server.serve" in imported
+    assert not {"fastapi", "starlette", "uvicorn", "torch"} & set(imported)
 
 
 def test_help_groups_flags_and_shows_defaults():

@@ -68,11 +68,11 @@ def job_of(tokenizer, kind, **fields):
     asked = {"stream": True, "request_id": "id", **fields}
     if kind == "chat":
         body = msgspec.convert({"messages": MESSAGES, **asked}, ChatRequest)
-        job = chat._Job(context, prompter, body, "hello", prompts[0])
+        job = chat._Job(context, prompter, body, "hello", prompts[0], "")
     else:
         body = msgspec.convert({"prompt": "x", **asked}, CompletionRequest)
         texts = [types.SimpleNamespace(text="x", token_ids=prompt.token_ids) for prompt in prompts]
-        job = completions._Job(context, prompter, body, texts, prompts)
+        job = completions._Job(context, prompter, body, texts, prompts, "")
     job.created = 0
     return job
 
@@ -83,7 +83,7 @@ async def stream(job, tokens, has_way=True, stalls=()):
     While the places of tokens in `stalls` come, the client does not read.
     """
     engine, client, metrics = Engine(), Client(), ServerMetrics("m", "1")
-    with generating(engine, job.tokenizer, metrics, job.prompts, arrival=0.0) as generation:
+    with generating(engine, job.tokenizer, metrics, job.prompts, job.structure_field, arrival=0.0) as generation:
         way = FastPath(client) if has_way else None
         sending = asyncio.ensure_future(send_events(client.send, _Events(job, generation), way))
         for place, token in enumerate(tokens):

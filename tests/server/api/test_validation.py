@@ -18,6 +18,7 @@ from pagetide_server.api.validation import Limits, answer_length, sampling_param
 
 LIMITS = Limits(max_model_len=100, vocab_size=50, max_n=8)
 SCHEMA = {"type": "object"}
+RUNS = range(5)
 
 
 def test_a_huge_name_is_refused_about_as_fast_as_it_is_read():
@@ -30,8 +31,9 @@ def test_a_huge_name_is_refused_about_as_fast_as_it_is_read():
             act()
         return time.process_time() - began
 
-    read = min(seconds(lambda: msgspec.json.decode(raw, type=CompletionRequest), msgspec.ValidationError) for _ in "ab")
-    assert min(seconds(lambda: parse(raw, CompletionRequest), ApiError) for _ in "ab") < 5 * read
+    # The best of five each: others use the machine too.
+    read = min(seconds(lambda: msgspec.json.decode(raw, type=CompletionRequest), msgspec.ValidationError) for _ in RUNS)
+    assert min(seconds(lambda: parse(raw, CompletionRequest), ApiError) for _ in RUNS) < 5 * read
 
 
 def completion(**fields):
@@ -160,7 +162,10 @@ def test_an_answer_fits_into_the_window(prompt_len, wanted, default, length):
     [
         ("Bearer one", True), ("bearer two", True), ("Bearer  two ", True), ("Bearer three", False), ("one", False),
         ("Basic one", False), ("", False), ("Bearer", False), ("Bearer é", False), ("Bearer one two", False),
+        # The last bytes of these in UTF-8 are spaces in Latin-1.
+        ("Bearer voilà", True), ("Bearer \tvoilà\t", True), ("Bearer Å", True), ("Bearer Ã", False),
     ],
 )  # fmt: skip
 def test_keys(authorization, matches):
-    assert key_matches(authorization, [b"one", b"two"]) is matches
+    keys = [key.encode() for key in ("one", "two", "voilà", "Å")]
+    assert key_matches(authorization.encode().decode("latin-1"), keys) is matches

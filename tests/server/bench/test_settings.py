@@ -30,11 +30,18 @@ def test_which_model(cards, wanted, found):
             chosen(cards, wanted)
 
 
-@pytest.mark.parametrize("url", ["localhost:8931", "ftp://h:1", "http://h:port", "http://", "http://h:1?a=b"])
-def test_a_wrong_url_is_told_as_it_was_typed(url):
+@pytest.mark.parametrize(
+    ("url", "problem"),
+    [
+        ("localhost:8931", "must be http://HOST:PORT"), ("ftp://h:1", "must be http://HOST:PORT"),
+        ("http://h:port", "Port could not be cast"), ("http://", "must be http://HOST:PORT"),
+        ("http://h:1?a=b", "must have no query"), ("http://h:1#a", "must have no query and no fragment"),
+    ],
+)  # fmt: skip
+def test_a_wrong_url_is_told_as_it_was_typed(url, problem):
     with pytest.raises(SettingError) as raised:
         parse_flags([url], {})
-    assert str(raised.value).startswith(f"URL: {url!r}: ")
+    assert str(raised.value).startswith(f"URL: {url!r}: {problem}")
 
 
 @pytest.mark.parametrize(

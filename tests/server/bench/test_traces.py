@@ -49,6 +49,7 @@ def test_a_trace_is_read(text, rows):
         pytest.param("a,b\n1,2\n", "must be JSON lines, or CSV with the columns", id="other columns"),
         pytest.param(AZURE + "yesterday,1,2\n", "line 4:", id="no time"),
         pytest.param(AZURE + "2023-11-16 18:16:01,1\n", "line 4: has fewer columns", id="a column is missing"),
+        pytest.param("x" * 200_000 + ",1,2", "line 1: field larger", id="an endless cell of the heading"),
         pytest.param(AZURE + "x" * 200_000 + ",1,2", "line 4: field larger", id="an endless cell"),
         pytest.param(MOONCAKE + '{"timestamp": 1}', "line 4: Object missing required field", id="a field is missing"),
         pytest.param('{"timestamp": 1, "input_length": 0, "output_length": 1}', "line 1: lengths", id="no input"),
