@@ -34,8 +34,8 @@ from typing import NamedTuple
 
 from paced_core import byte_tokenizer
 
+import pagetide_server.api.server as api_server
 import pagetide_server.serve as serve
-from pagetide_server.api.server import Server
 from pagetide_spec.config import EngineConfig
 
 # Begins an event with a token; ends the last chunk of a body.
@@ -59,7 +59,7 @@ def choose_cores() -> Cores:
     return Cores(api, others)
 
 
-class _Server(Server):
+class _Server(api_server.Server):
     def __init__(self, config: EngineConfig, keys: list[str]) -> None:
         super().__init__(config, keys, "paced_core:create", byte_tokenizer)
 
@@ -196,7 +196,7 @@ def serve_here(arguments: list[str]) -> int:
     """Run the server of one measurement in this process, on its own core if it has one."""
     if "BENCH_API_CORE" in os.environ:
         os.sched_setaffinity(0, [int(os.environ["BENCH_API_CORE"])])
-    serve.Server = _Server  # type: ignore[misc]
+    api_server.Server = _Server  # type: ignore[misc]
     return serve.main(arguments)
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
-from collections.abc import Callable
-from typing import TextIO
+
+# Little is imported here, and so fast: until `run_program` runs, an interrupt is a traceback.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import TextIO
 
 INTERRUPTED = 130
 # As a shell reports a program that SIGPIPE has ended.
@@ -25,6 +28,8 @@ def run_program(main: Callable[[], int], name: str) -> int:
         discard(sys.stdout)
         return READER_LEFT
     except OSError as error:
+        import errno
+
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         discard(sys.stdout)
