@@ -34,9 +34,7 @@ from typing import NamedTuple
 
 from paced_core import byte_tokenizer
 
-import pagetide_server.api.server as api_server
-import pagetide_server.serve as serve
-from pagetide_spec.config import EngineConfig
+from pagetide_server import serve
 
 # Begins an event with a token; ends the last chunk of a body.
 MARK, LAST_CHUNK = b"data: {", b"0\r\n\r\n"
@@ -57,11 +55,6 @@ def choose_cores() -> Cores:
     if not others:
         raise SystemExit("there is only one core: the API process cannot have one of its own; add --no-pin")
     return Cores(api, others)
-
-
-class _Server(api_server.Server):
-    def __init__(self, config: EngineConfig, keys: list[str]) -> None:
-        super().__init__(config, keys, "paced_core:create", byte_tokenizer)
 
 
 def cpu_seconds(pid: int) -> float:
@@ -196,8 +189,7 @@ def serve_here(arguments: list[str]) -> int:
     """Run the server of one measurement in this process, on its own core if it has one."""
     if "BENCH_API_CORE" in os.environ:
         os.sched_setaffinity(0, [int(os.environ["BENCH_API_CORE"])])
-    api_server.Server = _Server  # type: ignore[misc]
-    return serve.main(arguments)
+    return serve.main(arguments, "paced_core:create", byte_tokenizer)
 
 
 if __name__ == "__main__":

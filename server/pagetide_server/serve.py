@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import uvloop
 
@@ -21,6 +21,8 @@ from .api.sockets import listen
 from .before_fastapi import prepare_environment
 from .checkpoint.files import locate, read_json
 from .download import download
+from .text.tokenizer import Tokenizer
+from .wire.launch import DEFAULT_CORE
 
 log = logging.getLogger("pagetide")
 
@@ -37,8 +39,12 @@ exit codes:
 """
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Serve one model until a signal or the engine's end; the exit code."""
+def main(
+    argv: Sequence[str] | None = None,
+    core: str = DEFAULT_CORE,
+    load_tokenizer: Callable[[EngineConfig], Tokenizer] = Tokenizer.load,
+) -> int:
+    """Serve one model until a signal or the engine's end; the exit code. `core`, `load_tokenizer`: as of `Server`."""
     try:
         config, is_download = _config(sys.argv[1:] if argv is None else argv)
         keys = read_keys(config)
@@ -53,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return download(config)
     from .api.server import Server  # only now: it imports FastAPI
 
-    return uvloop.run(Server(config, keys).run(listener))
+    return uvloop.run(Server(config, keys, core, load_tokenizer).run(listener))
 
 
 def _config(argv: Sequence[str]) -> tuple[EngineConfig, bool]:

@@ -1,14 +1,15 @@
-"""`python -m pagetide_server` with the fake core: the real command line, HTTP side and engine process, and no model."""
+"""`pagetide serve` with the fake core: the real command line, HTTP side and engine process, and no model."""
 
 from __future__ import annotations
 
 import os
-import runpy
+import sys
 import time
 from pathlib import Path
 
+from pagetide_server.serve import main
 from pagetide_server.text.tokenizer import Tokenizer
-from pagetide_server.wire import launch
+from pagetide_spec.streams import run_program
 
 HERE = str(Path(__file__).parent)
 
@@ -22,6 +23,4 @@ def load_tokenizer(config):
 if __name__ == "__main__":
     # The engine process has to find fake_core.
     os.environ["PYTHONPATH"] = os.pathsep.join([HERE, os.environ.get("PYTHONPATH", "")])
-    # Before the server is imported, whose defaults they are.
-    launch.DEFAULT_CORE, Tokenizer.load = "fake_core:create", load_tokenizer
-    runpy.run_module("pagetide_server", run_name="__main__")
+    sys.exit(run_program(lambda: main(None, "fake_core:create", load_tokenizer), "pagetide serve"))
