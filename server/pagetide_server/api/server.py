@@ -104,9 +104,8 @@ class Server:
         self._progress = LoadingProgress()
         engine = EngineClient(on_step=metrics.step, on_loading=self._progress.report)
         traces = tracing(os.environ, number)
-        self._context = Context(
-            config, engine, metrics, Lifecycle(lambda: self._progress.stage), name, number, tracing=traces
-        )
+        lifecycle = Lifecycle(lambda: self._progress.stage)
+        self._context = Context(config, engine, metrics, lifecycle, name, number, tracing=traces)
 
     def _http_config(self) -> uvicorn.Config:
         return uvicorn.Config(
