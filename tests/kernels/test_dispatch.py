@@ -8,7 +8,7 @@ import subprocess
 import sys
 import types
 import unittest.mock
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -159,9 +159,8 @@ def test_a_lock_that_is_never_freed_ends_the_wait(empty_cache: Path, monkeypatch
             build._locked(empty_cache / "x.lock").__enter__()
 
 
-def test_a_library_that_cannot_be_loaded_is_named(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "compile_library", lambda compiler, flags, path: path.write_text("no library"))
-    monkeypatch.setattr(build, "find_compiler", lambda: ["c++"])
+def test_a_library_that_cannot_be_loaded_is_named(empty_cache: Path, fake_compiler: Callable[[str], Path]) -> None:
+    fake_compiler('echo "no library" > "$out"')
     with pytest.raises(build.BuildError, match=r"\.so cannot be loaded"):
         build.load()
 
@@ -178,29 +177,42 @@ def test_a_compiler_that_cannot_be_run_is_named(
         build.load()
 
 
-def test_a_part_of_a_library_is_built_again(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_of_a_library_is_built_again(empty_cache: Path, fake_compiler: Callable[[str], Path]) -> None:
     """Half of one, loaded, would end the process by a bus error."""
-    whole = Path(sys.executable).resolve().read_bytes()
-    monkeypatch.setattr(build, "find_compiler", lambda: ["c++"])
-    monkeypatch.setattr(build, "compile_library", lambda compiler, flags, path: path.write_bytes(whole))
+    source = Path(sys.executable).resolve()
+    calls, whole = fake_compiler(f'cp {source} "$out"'), source.read_bytes()
     path = build._built(())
     for kept in (0, 4, 100, len(whole) // 2, len(whole) - 1):
         path.write_bytes(whole[:kept])
         assert build._built(()).read_bytes() == whole
-    monkeypatch.setattr(build, "compile_library", None)
+    calls.unlink()
     assert build._built(()) == path
+    assert not calls.exists()
 
 
-def test_a_compiler_that_is_older_than_the_processor_builds_what_it_can(tmp_path: Path) -> None:
-    """GCC before 11 does not know AVX-VNNI, which laptops have."""
-    script = tmp_path / "old-c++"
-    refuses = 'case "$*" in *vnni*) echo "error: unrecognized option" >&2; exit 1;; esac'
-    script.write_text(f'#!/bin/sh\n{refuses}\nwhile [ "$1" != -o ]; do shift; done; echo built > "$2"\n')
-    script.chmod(0o755)
-    for name, (_, flag) in build.DOT_PRODUCTS.items():
-        made = tmp_path / f"{name}.so"
-        build.compile_library([str(script)], (*build.FLAGS, *build.INSTRUCTION_SETS[name], flag), made)
-        assert made.read_text() == "built\n"
+@pytest.mark.parametrize("name", build.DOT_PRODUCTS)
+def test_a_compiler_that_is_older_than_the_processor_builds_what_it_can(
+    name: str, empty_cache: Path, old_compiler: Callable[[str], Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    _, flag = build.DOT_PRODUCTS[name]
+    calls = old_compiler(flag)
+    made = build._built((*build.FLAGS, *build.INSTRUCTION_SETS[name], flag))
+    assert made.read_text() == "built\n"
+    assert [path.suffix for path in empty_cache.iterdir() if path != made] == [".lock"]
+    first, second = calls.read_text().splitlines()
+    assert first.replace(f" {flag}", "") == second
+    assert caplog.messages == [
+        f"the C++ ops are slower than they could be: built without {flag}, which {os.environ['CXX']} does not know"
+    ]
+
+
+def test_a_compiler_that_fails_otherwise_is_not_asked_twice(
+    empty_cache: Path, fake_compiler: Callable[[str], Path]
+) -> None:
+    calls = fake_compiler('echo "x.cpp:1:2: error: no room left" >&2; exit 1')
+    with pytest.raises(build.BuildError, match=r"fake-c\+\+ failed: x.cpp:1:2: error: no room left"):
+        build._built((*build.FLAGS, build.DOT_PRODUCTS["AVX2"][1]))
+    assert calls.read_text().count("\n") == 1
 
 
 # Whatever was built ahead in this tree does not count.
