@@ -26,6 +26,10 @@ HIDDEN = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip() in ("
 if HIDDEN or not any(map(os.path.exists, ("/dev/nvidiactl", "/dev/kfd"))):
     os.environ["TRITON_INTERPRET"] = "1"
 
+# A shell that starts the tests in the background lets them ignore SIGINT; all programs that they start inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}<|{{ m['role'] }}|>\n{{ m['content'] }}</s>\n{% endfor %}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import json
 import os
@@ -319,12 +320,22 @@ async def test_it_is_live_in_a_terminal_and_ends_with_ctrl_c(somebody):
             answers["/metrics"] = BEGIN
             assert await asyncio.to_thread(seen, screen, "10 %")
         process.send_signal(signal.SIGINT)
+        await asyncio.to_thread(drain, screen)
         assert await asyncio.wait_for(process.wait(), 20) == 0
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
         os.close(screen)
+
+
+def drain(screen, seconds=20):
+    """Read until nobody writes any more: a program ends only when its last words have been taken."""
+    end = time.monotonic() + seconds
+    with contextlib.suppress(OSError):  # so a terminal ends
+        while time.monotonic() < end:
+            if select.select([screen], [], [], 0.5)[0]:
+                os.read(screen, 65536)
 
 
 def seen(screen, text, seconds=60):
