@@ -73,6 +73,14 @@ def poisoned() -> Iterator[None]:
 
 
 @pytest.fixture
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Nothing was built before."""
+    monkeypatch.setenv("PAGETIDE_CACHE", str(tmp_path))
+    monkeypatch.setattr(build, "PREBUILT", tmp_path / "none")
+    return tmp_path / "kernels"
+
+
+@pytest.fixture
 def quick_compiler(needs_compiler: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The machine's compiler, which does not optimize: for tests of when it is called, and not of what it makes."""
     script = tmp_path / "quick-c++"
