@@ -5,9 +5,7 @@ What a file's tests do to the process is undone behind the last of them.
 
 from __future__ import annotations
 
-import gc
 import json
-import logging
 import os
 import signal
 from collections.abc import Callable, Generator
@@ -16,6 +14,8 @@ from typing import Any
 
 import hypothesis
 import pytest
+
+from .process_state import ProcessState
 
 # How long an example takes says more about the machine than about the code.
 hypothesis.settings.register_profile("pagetide", deadline=None)
@@ -110,29 +110,6 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     for need in _OBSERVERS:
         if count := sum(need in reason for reason in reasons):
             terminalreporter.line(f'{count} tests were left out: {need}; to enable them: eval "$(.ci/observers)"')
-
-
-class ProcessState:
-    """What programs set for all of their process: environment, signal handlers, loggers, a heap that is frozen."""
-
-    def __init__(self) -> None:
-        loggers = [logging.root, *logging.root.manager.loggerDict.values()]
-        self._loggers = [(each, each.level, each.handlers[:]) for each in loggers if isinstance(each, logging.Logger)]
-        self._handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-        self._environment, self._frozen = dict(os.environ), gc.get_freeze_count()
-
-    def put_back(self) -> None:
-        """Make it so again."""
-        for name in os.environ.keys() - self._environment.keys():
-            del os.environ[name]
-        os.environ.update(self._environment)
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
-        for logger, level, handlers in self._loggers:
-            logger.setLevel(level)
-            logger.handlers[:] = handlers
-        if not self._frozen:
-            gc.unfreeze()
 
 
 _before_the_file = pytest.StashKey[ProcessState]()

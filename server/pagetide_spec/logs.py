@@ -10,6 +10,8 @@ from typing import Any
 
 import msgspec
 
+# The handler of a program's log.
+_NAME = "pagetide"
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "color_message", "taskName"}
 
 
@@ -53,11 +55,18 @@ def add_log_flags(parser: argparse.ArgumentParser, level: str = "info") -> None:
 
 def set_up_logging(level: str, form: str, source: str = "%(name)s") -> None:
     """Send the process's log, and Python's warnings, to stderr. `source` says in text lines where they come from."""
-    logging.basicConfig(level=level.upper(), handlers=[_handler(form, source)], force=True)
+    handler = _handler(form, source)
+    handler.set_name(_NAME)
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.captureWarnings(True)
     # The hub's client logs each of its requests, by httpx or httpx2 as its version has it.
     for noisy in ("asyncio", "uvicorn.error", "httpx", "httpx2"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+def is_set_up() -> bool:
+    """Whether this process's log is `set_up_logging`'s, and not that of a program that uses the library."""
+    return any(handler.name == _NAME for handler in logging.root.handlers)
 
 
 def attach_log(name: str, level: str, form: str) -> None:

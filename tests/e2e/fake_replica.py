@@ -20,6 +20,9 @@ HOST = sys.argv[4] if len(sys.argv) > 4 else "127.0.0.1"
 draining = threading.Event()
 PLACES = 2
 lock = threading.Lock()
+# Of `stepwise`: how many pieces of a stream may be followed by the next. Each prompt `next` is one.
+steps = threading.Semaphore(0)
+STEP_S = 20
 counts = {"open": 0, "done": 0}
 
 
@@ -53,6 +56,8 @@ class Handler(BaseHTTPRequestHandler):
         request = json.loads(self.rfile.read(int(self.headers["content-length"])))
         if request["prompt"] == "die":
             os._exit(3)
+        if request["prompt"] == "next":
+            steps.release()
         if BEHAVIOUR == "breaks":
             self._break(is_begun=bool(request.get("stream")))
             return
@@ -85,10 +90,17 @@ class Handler(BaseHTTPRequestHandler):
     def _stream(self, count: int) -> None:
         self._begin_stream()
         chunks = (b'data: {"choices": [{"index": 0, "text": "%d "}]}\n\n' % i for i in range(count))
-        for event in [*chunks, b"data: [DONE]\n\n"]:
-            self.wfile.write(b"%x\r\n%b\r\n" % (len(event), event))
-            time.sleep(0.05)
-        self.wfile.write(b"0\r\n\r\n")
+        for event in chunks:
+            self._write_chunk(event)
+            if BEHAVIOUR != "stepwise":
+                time.sleep(0.05)
+            elif not steps.acquire(timeout=STEP_S):
+                raise TimeoutError("nobody asked for the next piece")
+        self._write_chunk(b"data: [DONE]\n\n")
+        self._write_chunk(b"")
+
+    def _write_chunk(self, content: bytes) -> None:
+        self.wfile.write(b"%x\r\n%b\r\n" % (len(content), content))
 
     def _send(self, status: int, answer: object, kind: str = "application/json") -> None:
         body = answer.encode() if isinstance(answer, str) else json.dumps(answer).encode()

@@ -73,9 +73,39 @@ def poisoned() -> Iterator[None]:
 
 
 @pytest.fixture
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Nothing was built before."""
+    monkeypatch.setenv("PAGETIDE_CACHE", str(tmp_path))
+    monkeypatch.setattr(build, "PREBUILT", tmp_path / "none")
+    return tmp_path / "kernels"
+
+
+@pytest.fixture
 def quick_compiler(needs_compiler: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The machine's compiler, which does not optimize: for tests of when it is called, and not of what it makes."""
     script = tmp_path / "quick-c++"
     script.write_text(f'#!/bin/sh\nexec {shlex.join(build.find_compiler())} "$@" -O0\n')
     script.chmod(0o755)
     monkeypatch.setenv("CXX", str(script))
+
+
+@pytest.fixture
+def fake_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """`fake_compiler(shell)`: $CXX, which runs this with its output's name as $out; returns where its calls stand."""
+    script, calls = tmp_path / "fake-c++", tmp_path / "calls"
+
+    def make(shell: str) -> Path:
+        calls.touch()
+        script.write_text(f'#!/bin/sh\necho "$*" >> {calls}\nfor out in "$@"; do :; done\n{shell}\n')
+        script.chmod(0o755)
+        monkeypatch.setenv("CXX", str(script))
+        return calls
+
+    return make
+
+
+@pytest.fixture
+def old_compiler(fake_compiler: Callable[[str], Path]) -> Callable[[str], Path]:
+    """`old_compiler(flag)`: one that does not know it, as GCC before 11 does not know AVX-VNNI, which laptops have."""
+    refusing = 'case "$*" in *{0}*) echo "error: unrecognized command line option \'{0}\'" >&2; exit 1;; esac'
+    return lambda flag: fake_compiler(f'{refusing.format(flag)}\necho built > "$out"')

@@ -1,6 +1,7 @@
 """The C++ ops built ahead, as an image has them."""
 
 import platform
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,14 @@ def test_what_was_built_ahead_is_taken_without_a_compiler(
     assert Path(library._name).parent == folder
     assert f"{Path(library._name).name}: " in capsys.readouterr().out
     prebuilt.build_all([build.instruction_flags()], print)  # it is there: nothing is compiled again
+
+
+def test_a_library_without_what_its_processor_could_do_is_told(
+    folder: Path, old_compiler: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    old_compiler("-mavxvnni")
+    prebuilt.build_all([("-mavx2", "-mavxvnni")], print)
+    assert ".so: -mavx2 -mavxvnni, but built without -mavxvnni, which " in capsys.readouterr().out
 
 
 def test_other_sources_are_not_what_was_built(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """`pagetide serve --download-only`: ends with the exit code that a server would end with, and opens no port."""
 
 import io
+import json
 import logging
 
 import huggingface_hub
@@ -12,6 +13,7 @@ from pagetide_server.checkpoint.files import silent
 from pagetide_server.checkpoint.hub import fetch
 from pagetide_server.text.tokenizer import Tokenizer
 from pagetide_spec.config import EngineConfig
+from pagetide_spec.logs import set_up_logging
 
 
 @pytest.fixture
@@ -61,10 +63,26 @@ def test_a_tokenizer_that_is_fetched_first_says_so(hub):
     assert stages == [("downloading the model", 0.0), ("downloading the model", 1.0)]
 
 
-def test_what_the_hub_library_says_is_logged_once(hub, caplog):
-    library = logging.getLogger("huggingface_hub")
-    library.addHandler(own := logging.StreamHandler(io.StringIO()))  # as it does itself when it is imported
+@pytest.fixture
+def own():
+    """A handler of the hub's library, such as it adds itself when it is imported."""
+    library, handler = logging.getLogger("huggingface_hub"), logging.StreamHandler(io.StringIO())
+    library.addHandler(handler)
+    yield handler
+    library.removeHandler(handler)
+
+
+def test_what_the_hub_library_says_is_logged_once(hub, own, capsys):
+    set_up_logging("info", "json")
+    fetch(EngineConfig(model="org/name"), [], silent)
+    logging.getLogger("huggingface_hub.utils._http").warning("no token")
+    assert [json.loads(line)["message"] for line in capsys.readouterr().err.splitlines()] == ["no token"]
+    assert own.stream.getvalue() == ""
+
+
+def test_handlers_of_a_program_that_uses_the_library_are_left_alone(hub, own, caplog, monkeypatch):
+    monkeypatch.setattr(logging.root, "handlers", [caplog.handler])
     fetch(EngineConfig(model="org/name"), [], silent)
     logging.getLogger("huggingface_hub.utils._http").warning("no token")
     assert caplog.messages == ["no token"]
-    assert own.stream.getvalue() == ""
+    assert own.stream.getvalue() == "no token\n"

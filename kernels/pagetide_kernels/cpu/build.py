@@ -15,6 +15,7 @@ import ctypes
 import fcntl
 import functools
 import hashlib
+import logging
 import os
 import platform
 import shlex
@@ -24,8 +25,11 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
+
+log = logging.getLogger(__name__)
 
 FOLDER = Path(__file__).parent
 # Where an image keeps what `prebuilt.py` made.
@@ -70,8 +74,7 @@ def load() -> ctypes.CDLL:
         BuildError: no compiler, or it failed, or the folder cannot be written.
     """
     flags = (*FLAGS, *instruction_flags())
-    ahead = prebuilt_path(flags)
-    path = ahead if ahead.exists() else _built(flags)
+    path = kept(prebuilt_path(flags)) or _built(flags)
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:  # kept in a folder that systems with other libraries share, or mounted noexec
@@ -80,7 +83,7 @@ def load() -> ctypes.CDLL:
 
 
 def prebuilt_path(flags: tuple[str, ...]) -> Path:
-    """Where a library that was built ahead from these sources lies, if it was."""
+    """What a library that was built ahead from these sources was compiled to, if it was."""
     return PREBUILT / f"ops-{key([], flags)}.so"
 
 
@@ -90,21 +93,23 @@ def _built(flags: tuple[str, ...]) -> Path:
     folder = cache_folder()
     path = folder / f"ops-{key(compiler, flags)}.so"
     try:
-        if kept := _kept(path):
-            return kept
+        if found := kept(path):
+            return found
         folder.mkdir(parents=True, exist_ok=True)
         with _locked(path.with_suffix(".lock")):
-            if kept := _kept(path):
-                return kept
-            compile_library(compiler, flags, path)
-            return path.rename(path.with_suffix(f".{path.stat().st_size}.so"))
+            if found := kept(path):
+                return found
+            made = compile_library(compiler, flags, path)
     except OSError as error:
         problem = f"they cannot be kept in {folder} ({_line(error)}); set PAGETIDE_CACHE to a folder with room"
         raise BuildError(problem) from error
+    if made.missing:
+        log.warning("the C++ ops are slower than they could be: built without %s", made.missing)
+    return made.path
 
 
-def _kept(path: Path) -> Path | None:
-    """What was compiled to `path` and then got its size into its name; a part of it may load, and kill the process."""
+def kept(path: Path) -> Path | None:
+    """What was compiled to `path`, which got its size into its name; a part of it may load, and kill the process."""
     named = path.parent.glob(f"{path.stem}.*.so")
     return next((found for found in named if found.suffixes[0] == f".{found.stat().st_size}"), None)
 
@@ -180,21 +185,28 @@ def key(compiler: list[str], flags: tuple[str, ...]) -> str:
     return hashlib.sha256(b"\0".join(["\0".join(parts).encode(), *texts])).hexdigest()[:24]
 
 
-def compile_library(compiler: list[str], flags: tuple[str, ...], path: Path) -> None:
-    """Compile to `path`, where it appears when it is whole and on the disk.
+class Library(NamedTuple):
+    """What was compiled; `missing` says which flags the compiler does not know, "" where it knows all."""
 
-    Without DOT_PRODUCTS if the compiler fails with them.
+    path: Path
+    missing: str
+
+
+def compile_library(compiler: list[str], flags: tuple[str, ...], path: Path) -> Library:
+    """Compile to `path` with its size in the name, where it appears when it is whole and on the disk.
+
+    Without those of DOT_PRODUCTS that the compiler does not know: the processor may have come after it.
 
     Raises:
         BuildError: the compiler failed, or took too long.
     """
     with tempfile.TemporaryDirectory(dir=path.parent, prefix="unfinished-") as folder:
         made = Path(folder) / path.name
-        result = _run([*compiler, *flags, *map(str, sources()), "-o", str(made)])
-        older = tuple(flag for flag in flags if flag not in _DOT_FLAGS)
-        if result.returncode and older != flags:  # the processor may have come after the compiler
-            compile_library(compiler, older, path)
-            return
+        task = [*map(str, sources()), "-o", str(made)]
+        result = _run([*compiler, *flags, *task])
+        unknown = [flag for flag in flags if flag in _DOT_FLAGS and flag in result.stderr]
+        if result.returncode and unknown:
+            result = _run([*compiler, *(flag for flag in flags if flag not in unknown), *task])
         if result.returncode:
             lines = [line for line in result.stderr.splitlines() if "error" in line] or result.stderr.splitlines()
             raise BuildError(f"{compiler[0]} failed: {lines[0].strip()[:300] if lines else result.returncode}")
@@ -202,7 +214,8 @@ def compile_library(compiler: list[str], flags: tuple[str, ...], path: Path) -> 
             raise BuildError(f"{compiler[0]} made no library")
         with made.open("rb") as file:
             os.fsync(file.fileno())
-        made.rename(path)
+        missing = f"{' '.join(unknown)}, which {compiler[0]} does not know" if unknown else ""
+        return Library(made.rename(path.with_suffix(f".{made.stat().st_size}.so")), missing)
 
 
 def _run(command: list[str]) -> subprocess.CompletedProcess[str]:

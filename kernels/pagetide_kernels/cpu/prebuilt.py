@@ -37,9 +37,11 @@ def build_all(wanted: list[tuple[str, ...]], say: Callable[[str], None]) -> None
 
     def make(kind: tuple[str, ...]) -> None:
         flags = (*build.FLAGS, *kind)
-        if not build.prebuilt_path(flags).exists():
-            build.compile_library(compiler, flags, build.prebuilt_path(flags))
-        say(f"{build.prebuilt_path(flags).name}: {' '.join(kind) or 'the least that this architecture has'}")
+        path, missing = build.kept(build.prebuilt_path(flags)), ""
+        if path is None:
+            path, missing = build.compile_library(compiler, flags, build.prebuilt_path(flags))
+        without = f", but built without {missing}" if missing else ""
+        say(f"{path.name}: {' '.join(kind) or 'the least that this architecture has'}{without}")
 
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(make, wanted))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pagetide_spec.config import EngineConfig
 from pagetide_spec.errors import PagetideError, SettingError, first_line
+from pagetide_spec.logs import is_set_up
 
 # What a server reads of a repository; weights in other formats stay there.
 PATTERNS = ["*.json", "*.safetensors", "*.model", "*.jinja", "tokenizer*", "*.txt"]
@@ -34,8 +35,9 @@ def fetch(config: EngineConfig, patterns: list[str], progress: Callable[[str, fl
     """
     from huggingface_hub import snapshot_download
 
-    # What it has to say goes to our log; its own handler would print it once more, in no form of ours.
-    logging.getLogger("huggingface_hub").handlers.clear()
+    if is_set_up():
+        # What it has to say goes to our log; its own handler would print it once more, in no form of ours.
+        logging.getLogger("huggingface_hub").handlers.clear()
     progress("downloading the model", 0.0)
     try:
         folder = snapshot_download(config.model, revision=config.revision, allow_patterns=patterns)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from ...wire.messages import TokenLogprobs
-from .distribution import largest
+from .torch_draw import largest
 
 FLOOR = -9999.0
 # Rows worked on at a time: few, which then stay in a CPU's cache.

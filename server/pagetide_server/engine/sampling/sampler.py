@@ -12,16 +12,16 @@ from pagetide_kernels.dispatch import choose
 from ...wire.messages import TokenLogprobs
 from ..faults import RequestFault
 from ..sequence import Sequence
-from .distribution import draw_by_torch
 from .greedy import greedy, is_greedy
-from .kernel import draw_by_cpp, draw_by_triton
 from .launched import Choosing, Chosen
 from .lazy import LazyLogits
 from .logprobs import token_logprobs
 from .masks import mask_logits
 from .noise import Noise
+from .op_draw import draw_by_cpp, draw_by_triton
 from .penalties import adjust, changes_logits
 from .sampled import NO_TOKEN, Sampled
+from .torch_draw import draw_by_torch
 
 # (logits, drawn, noise) to a token for each row (int64) and its largest logit (float32), on the device of the logits.
 # These are [rows, vocabulary] float32, contiguous, and not changed; `drawn` is row to sequence, other rows are greedy.

@@ -1,4 +1,4 @@
-"""Drawing by one op: the race of distribution.py in C++, or in Triton, where no row waits for the host."""
+"""Drawing by one op: the race of torch_draw.py in C++, or in Triton, where no row waits for the host."""
 
 from __future__ import annotations
 
@@ -27,9 +27,8 @@ def draw_by_triton(logits: torch.Tensor, drawn: dict[int, Sequence], noise: Nois
 
     shapes, top_ks, starts = _columns(len(logits), drawn, noise)
     heats, top_ps, min_ps = _sent(np.array(shapes, np.float32).T.copy(), logits.device)
-    top_k, begins = (
-        _sent(np.array(column, kind), logits.device) for column, kind in ((top_ks, np.int32), (starts, np.int64))
-    )
+    top_k = _sent(np.array(top_ks, np.int32), logits.device)
+    begins = _sent(np.array(starts, np.int64), logits.device)
     return sample(logits, heats, top_k, top_ps, min_ps, *noise.tables, begins), logits.amax(-1)
 
 

@@ -18,8 +18,8 @@ Three ways, by what a row asks for:
 Probabilities of a large vocabulary are added in two levels, float32 inside blocks of 512 and float64 over them, so that
 the cut at p is where it belongs.
 
-This is torch's way, and the reference. Where there is an op (kernel.py), that does the same in fewer passes;
-bench/sampler.py prints the cost of both.
+This is torch's way. Where there is an op (op_draw.py), that does the same in fewer passes; bench/sampler.py prints the
+cost of both.
 """
 
 from __future__ import annotations
@@ -49,7 +49,10 @@ def draw_by_torch(logits: torch.Tensor, drawn: dict[int, Sequence], noise: Noise
     for prefix, group in groups.items():
         for rows in _chunks(group, logits.device):
             some, sequences = _rows(logits, rows), [drawn[row] for row in rows]
-            tokens[rows] = _of_leading(some, sequences, noise, prefix) if prefix else _of_all(some, sequences, noise)
+            if prefix:
+                tokens[rows] = _of_leading(some, sequences, noise, prefix)
+            else:
+                tokens[rows] = _of_all(some, _rows(tops, rows), sequences, noise)
     return tokens, tops
 
 
@@ -119,9 +122,9 @@ def _of_leading(logits: torch.Tensor, sequences: list[Sequence], noise: Noise, s
     return places.gather(-1, chosen).squeeze(1)
 
 
-def _of_all(logits: torch.Tensor, sequences: list[Sequence], noise: Noise) -> torch.Tensor:
-    """int64 [rows]: tokens among all of each row; top-p and min-p apply."""
-    weights = _weights(logits, sequences)
+def _of_all(logits: torch.Tensor, tops: torch.Tensor, sequences: list[Sequence], noise: Noise) -> torch.Tensor:
+    """int64 [rows]: tokens among all of each row, whose largest logit is in `tops`; top-p and min-p apply."""
+    weights = _weights(logits, tops, sequences)
     times = races(torch.stack([noise.bits(s) for s in sequences]))
     tokens = _winners(weights, times)
     cut = [i for i, s in enumerate(sequences) if s.params.top_p < 1]
@@ -131,12 +134,12 @@ def _of_all(logits: torch.Tensor, sequences: list[Sequence], noise: Noise) -> to
     return tokens
 
 
-def _weights(logits: torch.Tensor, sequences: list[Sequence]) -> torch.Tensor:
-    """exp((logit - largest) / temperature), 0 below min_p; behind the vocabulary 0 up to whole blocks of _BLOCK."""
+def _weights(logits: torch.Tensor, tops: torch.Tensor, sequences: list[Sequence]) -> torch.Tensor:
+    """exp((logit - top) / temperature), 0 below min_p; behind the vocabulary 0 up to whole blocks of _BLOCK."""
     rows, vocabulary = logits.shape
     weights = logits.new_zeros(rows, -(-vocabulary // _BLOCK) * _BLOCK)
     part = weights[:, :vocabulary]
-    torch.sub(logits, logits.amax(-1, keepdim=True), out=part)
+    torch.sub(logits, tops.unsqueeze(1), out=part)
     part.div_(_column([s.params.temperature for s in sequences], logits.device).float()).exp_()
     if any(s.params.min_p > 0 for s in sequences):
         part.masked_fill_(part < _column([s.params.min_p for s in sequences], logits.device).float(), 0)
@@ -149,9 +152,9 @@ def _cut(weights: torch.Tensor, tokens: torch.Tensor, top_p: torch.Tensor, times
     This ends: every rejection leaves fewer tokens, and the most probable one is never rejected.
     """
     tokens, rows = tokens.clone(), torch.arange(len(tokens), device=tokens.device)
-    limits = _sums(weights) * top_p
+    places, limits = torch.arange(weights.shape[1], dtype=torch.int32, device=weights.device), _sums(weights) * top_p
     while True:
-        likelier = _likelier(weights, tokens[rows])
+        likelier = _likelier(weights, tokens[rows], places)
         before = _sums(weights * likelier)
         rejected = ((before > 0) & (before >= limits)).nonzero().squeeze(1)
         if not len(rejected):
@@ -161,10 +164,10 @@ def _cut(weights: torch.Tensor, tokens: torch.Tensor, top_p: torch.Tensor, times
         tokens[rows] = _winners(weights, times)
 
 
-def _likelier(weights: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """Which tokens come before each row's token when sorted by weight, then by id: bool like `weights`."""
+def _likelier(weights: torch.Tensor, tokens: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """Which tokens (`places` are all) come before each row's when sorted by weight, then by id: bool like `weights`."""
     ids = tokens.unsqueeze(1)
-    own, places = weights.gather(1, ids), torch.arange(weights.shape[1], dtype=torch.int32, device=weights.device)
+    own = weights.gather(1, ids)
     return (weights > own).logical_or_((weights == own).logical_and_(places < ids.int()))
 
 

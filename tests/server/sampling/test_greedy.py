@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pagetide_server.engine.sampling.greedy import argmax
+from pagetide_server.engine.sampling.greedy import argmax, greedy
 
 
 @pytest.mark.parametrize("vocabulary", [1, 7, 64, 384, 512, 1000, 4096])
@@ -35,6 +35,16 @@ def test_strange_values(values: dict[int, float], expected: int) -> None:
     for place, value in values.items():
         logits[2, place] = value
     assert argmax(logits).tolist() == [0, 0, expected, 0, 0]
+
+
+@pytest.mark.parametrize("rows", [pytest.param(1, id="a single row"), pytest.param(5, id="rows searched in blocks")])
+@pytest.mark.parametrize("top", [pytest.param(7.25, id="a number"), pytest.param(float("nan"), id="NaN")])
+def test_each_choice_comes_with_its_logit(rows: int, top: float) -> None:
+    logits = torch.zeros(rows, 512)
+    logits[-1, 300] = logits[-1, 400] = top
+    tokens, tops = greedy(logits)
+    assert tokens.tolist() == [0] * (rows - 1) + [300]
+    assert tops.tolist() == pytest.approx([0.0] * (rows - 1) + [top], abs=0, nan_ok=True)
 
 
 def test_rows_that_do_not_follow_each_other() -> None:
