@@ -105,7 +105,11 @@ def fake_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[
 
 
 @pytest.fixture
-def old_compiler(fake_compiler: Callable[[str], Path]) -> Callable[[str], Path]:
-    """`old_compiler(flag)`: one that does not know it, as GCC before 11 does not know AVX-VNNI, which laptops have."""
-    refusing = 'case "$*" in *{0}*) echo "error: unrecognized command line option \'{0}\'" >&2; exit 1;; esac'
-    return lambda flag: fake_compiler(f'{refusing.format(flag)}\necho built > "$out"')
+def old_compiler(fake_compiler: Callable[[str], Path]) -> Callable[..., Path]:
+    """`old_compiler(flag, said="...")`: one that fails with this flag, and says this of it."""
+    refusing = 'case "$*" in *{}*) echo "{}" >&2; exit 1;; esac'
+
+    def make(flag: str, said: str = "error: unrecognized command line option '{}'") -> Path:
+        return fake_compiler(f'{refusing.format(flag, said.format(flag))}\necho built > "$out"')
+
+    return make

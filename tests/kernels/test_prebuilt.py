@@ -30,7 +30,7 @@ def test_what_was_built_ahead_is_taken_without_a_compiler(
 
 
 def test_a_library_without_what_its_processor_could_do_is_told(
-    folder: Path, old_compiler: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+    folder: Path, old_compiler: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     old_compiler("-mavxvnni")
     prebuilt.build_all([("-mavx2", "-mavxvnni")], print)

@@ -43,6 +43,8 @@ INSTRUCTION_SETS = {"AVX2": _AVX2, "AVX512": (*_AVX2, *_AVX512)}
 # Sums of products of 8 bits, for processors that say that they have them: (as /proc/cpuinfo writes it, flag).
 DOT_PRODUCTS = {"AVX2": ("avx_vnni", "-mavxvnni"), "AVX512": ("avx512_vnni", "-mavx512vnni")}
 _DOT_FLAGS = {flag for _, flag in DOT_PRODUCTS.values()}
+# How the instructions begin that they allow, which an assembler older than its compiler names.
+_DOT_INSTRUCTION = "vpdp"
 X86 = ("x86_64", "amd64")
 # What the ends of the functions' names call the types that they take.
 DTYPE_NAMES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
@@ -204,8 +206,9 @@ def compile_library(compiler: list[str], flags: tuple[str, ...], path: Path) -> 
         made = Path(folder) / path.name
         task = [*map(str, sources()), "-o", str(made)]
         result = _run([*compiler, *flags, *task])
-        unknown = [flag for flag in flags if flag in _DOT_FLAGS and flag in result.stderr]
-        if result.returncode and unknown:
+        dots = [flag for flag in flags if flag in _DOT_FLAGS]
+        unknown = dots if result.returncode and any(s in result.stderr for s in (*dots, _DOT_INSTRUCTION)) else []
+        if unknown:
             result = _run([*compiler, *(flag for flag in flags if flag not in unknown), *task])
         if result.returncode:
             lines = [line for line in result.stderr.splitlines() if "error" in line] or result.stderr.splitlines()
