@@ -104,6 +104,18 @@ def run(tmp_path: Path) -> Iterator[Callable[..., Run]]:
     yield from running_in(tmp_path)
 
 
+@pytest.fixture(scope="session")
+def fake_up() -> str:
+    """The program that is `pagetide up` with fake replicas."""
+    return str(HERE / "up_with_fakes.py")
+
+
+@pytest.fixture
+def up(run: Callable[..., Run], fake_up: str) -> Callable[..., Run]:
+    """`up(FILE...)` on a free port, with fake replicas."""
+    return lambda *arguments: run(fake_up, "--port=0", *arguments)
+
+
 @pytest.fixture(scope="module")
 def module_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Run]]:
     """The same for what all tests of a module look at together."""

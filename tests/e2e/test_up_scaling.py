@@ -8,18 +8,16 @@ from __future__ import annotations
 import concurrent.futures
 import json
 import threading
-from pathlib import Path
 
 import pytest
 
-UP = str(Path(__file__).with_name("up_with_fakes.py"))
 QUICK = {"scaleDown": {"stabilizationWindowSeconds": 3}}
 
 
 @pytest.fixture
-def up(run, manifest):
-    """`up(autoscaling...)`: the service `a` on a free port."""
-    return lambda *flags, **scaling: run(UP, "--port=0", *flags, manifest("a", autoscaling=scaling, drainSeconds=30))
+def scaled(up, manifest):
+    """`scaled(FLAG..., autoscaling...)`: the service `a` alone."""
+    return lambda *flags, **scaling: up(*flags, manifest("a", autoscaling=scaling, drainSeconds=30))
 
 
 @pytest.fixture
@@ -38,8 +36,8 @@ def is_whole(events, tokens):
     return len(events) == tokens + 1 and events[-1] == b"data: [DONE]" and b"error" not in b"".join(events)
 
 
-def test_a_burst_brings_replicas_and_idleness_takes_them_away(up, pool, until):
-    one = up(maxReplicas=3, behavior=QUICK)
+def test_a_burst_brings_replicas_and_idleness_takes_them_away(scaled, pool, until):
+    one = scaled(maxReplicas=3, behavior=QUICK)
     assert one.url
     assert one.service("a")["desiredReplicas"] == 1
     burst = [pool.submit(stream, one, 80) for _ in range(6)]
@@ -53,8 +51,8 @@ def test_a_burst_brings_replicas_and_idleness_takes_them_away(up, pool, until):
     assert "a: 1 -> 3 replicas: 2 running and 4 waiting, 2 batch slots per replica" in one.text
 
 
-def test_shrinking_under_constant_streaming_cuts_no_stream(up, pool, until):
-    one = up(minReplicas=1, maxReplicas=4, behavior=QUICK)
+def test_shrinking_under_constant_streaming_cuts_no_stream(scaled, pool, until):
+    one = scaled(minReplicas=1, maxReplicas=4, behavior=QUICK)
     assert one.url
     over = threading.Event()
 
@@ -75,8 +73,8 @@ def test_shrinking_under_constant_streaming_cuts_no_stream(up, pool, until):
     assert all(answers)
 
 
-def test_a_hundred_first_requests_wake_a_service_that_sleeps(up, pool, until):
-    one = up(minReplicas=0, maxReplicas=2, idleSeconds=2, behavior=QUICK)
+def test_a_hundred_first_requests_wake_a_service_that_sleeps(scaled, pool, until):
+    one = scaled(minReplicas=0, maxReplicas=2, idleSeconds=2, behavior=QUICK)
     assert one.url
     until(lambda: one.service("a")["replicas"] == 0, 40)
     ready = one.service("a")["conditions"][0]
@@ -86,8 +84,8 @@ def test_a_hundred_first_requests_wake_a_service_that_sleeps(up, pool, until):
     assert one.text.count("0 -> 1 replicas: a gateway holds a request") == 1
 
 
-def test_this_machines_limit_binds(up, pool, until):
-    one = up("--max-replicas=2", maxReplicas=9, behavior=QUICK)
+def test_this_machines_limit_binds(scaled, pool, until):
+    one = scaled("--max-replicas=2", maxReplicas=9, behavior=QUICK)
     assert one.url
     burst = [pool.submit(stream, one, 60) for _ in range(12)]
     until(lambda: one.service("a")["replicas"] == 2)
