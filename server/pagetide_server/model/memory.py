@@ -29,7 +29,7 @@ CPU_SWAP_SHARE = 0.2
 CPU_CACHE_MOST = 4 * GIB
 # Memory that nobody asked for must at least hold one sequence of this length, or of the model's context length.
 LEAST_TOKENS = 2048
-_FEWER_ACTIVATIONS = "lower max_num_batched_tokens or max_num_seqs to save activations"
+FEWER_ACTIVATIONS = "lower max_num_batched_tokens or max_num_seqs to save activations"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,11 +127,18 @@ def _asked_bytes(gib: float, memory: Memory) -> int:
     asked, free = int(gib * GIB), memory.free
     if asked > free:
         most = math.floor(free / GIB * 1000) / 1000
-        way_out = f"set it to at most {most:g}" if most else f"{_FEWER_ACTIVATIONS}, or take a device with more memory"
+        way_out = f"set it to at most {most:g}" if most else f"{FEWER_ACTIVATIONS}, or take a device with more memory"
         beside = "weights and activations" if memory.on_gpu else "activations"
         problem = f"there are {free / GIB:.3g} GiB free beside {beside}; {way_out}"
         raise SettingError("kv_cache_memory_gib", gib, problem)
     return asked
+
+
+def least_tokens(config: EngineConfig, max_model_len: int) -> int:
+    """Tokens for which the cache must have room, of a model whose context has `max_model_len`."""
+    if config.max_model_len is not None:
+        return config.max_model_len
+    return 1 if config.kv_cache_memory_gib is not None else min(LEAST_TOKENS, max_model_len)
 
 
 def check_room(config: EngineConfig, blocks: int, block_bytes: int, max_model_len: int, memory: Memory) -> None:
@@ -147,10 +154,7 @@ def check_room(config: EngineConfig, blocks: int, block_bytes: int, max_model_le
     Raises:
         SettingError: names the setting that gives room, and the value that it needs.
     """
-    if config.max_model_len is not None:
-        needed = config.max_model_len
-    else:
-        needed = 1 if config.kv_cache_memory_gib is not None else min(LEAST_TOKENS, max_model_len)
+    needed = least_tokens(config, max_model_len)
     needed_blocks = -(-needed // config.block_size)
     if blocks >= needed_blocks:
         return
@@ -163,7 +167,7 @@ def check_room(config: EngineConfig, blocks: int, block_bytes: int, max_model_le
         problem = says + _more_of_the_gpu(config.gpu_memory_utilization, missing, memory.total) + shorter
         raise SettingError("gpu_memory_utilization", config.gpu_memory_utilization, problem)
     if config.kv_cache_memory_gib is None and needed_blocks * block_bytes > memory.free:
-        beside = f"activations leave {memory.free / GIB:.3g} of {memory.total / GIB:.3g} GiB; {_FEWER_ACTIVATIONS}"
+        beside = f"activations leave {memory.free / GIB:.3g} of {memory.total / GIB:.3g} GiB; {FEWER_ACTIVATIONS}"
         raise SettingError("kv_cache_memory_gib", None, f"{says}{beside}, or give it more memory{shorter}")
     raise SettingError("kv_cache_memory_gib", config.kv_cache_memory_gib, f"{says}set it to at least {gib:g}{shorter}")
 
@@ -173,7 +177,7 @@ def _more_of_the_gpu(utilization: float, missing: int, device_bytes: int) -> str
     if share <= 1:
         return f"set it to at least {share:g}"
     gib = math.ceil((device_bytes * utilization + missing) / GIB * 10) / 10
-    return f"set it to 1 on a GPU of at least {gib:g} GiB, or {_FEWER_ACTIVATIONS}"
+    return f"set it to 1 on a GPU of at least {gib:g} GiB, or {FEWER_ACTIVATIONS}"
 
 
 def swap_blocks(config: EngineConfig, block_bytes: int, available: int, on_gpu: bool) -> int:

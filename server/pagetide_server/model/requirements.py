@@ -6,19 +6,29 @@ The engine's own rules are asked, with what it would measure estimated.
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
-from pagetide_spec.config import EngineConfig
+from pagetide_spec.config import GIB, EngineConfig
 from pagetide_spec.errors import SettingError
 
 from ..checkpoint.files import check_whole, locate, resolve_config, weight_files
 from .gguf.convert import read_gguf_config
 from .limits import batch_limits
 from .loader import cache_dtype_of, dtype_of, max_context_length, read_config
-from .memory import Memory, bytes_per_token, cache_blocks, usable_context_length, weight_bytes
+from .memory import (
+    CPU_CACHE_SHARE,
+    FEWER_ACTIVATIONS,
+    Memory,
+    bytes_per_token,
+    cache_blocks,
+    least_tokens,
+    usable_context_length,
+    weight_bytes,
+)
 from .network import Shape, examine
 from .profile import estimated_activations, estimated_graphs
 from .stored import stored_dtype
@@ -195,8 +205,30 @@ def _room(config: EngineConfig, model: _Model, device_bytes: int, kind: Device) 
     # A CPU's memory is measured once the weights are loaded.
     total = device_bytes if on_gpu else max(0, device_bytes - model.weight_bytes)
     memory = Memory(total, activations + (model.weight_bytes + RUNTIME_BYTES if on_gpu else 0), on_gpu)
+    _check_device(config, model, memory, device_bytes, activations)
     blocks = cache_blocks(config, memory, model.bytes_per_token * config.block_size, model.window, limits)
     return _Room(activations, blocks, usable_context_length(config, model.window, blocks), limits.max_num_seqs)
+
+
+def _check_device(config: EngineConfig, model: _Model, memory: Memory, device_bytes: int, activations: int) -> None:
+    """Refuse a device in which no share and no setting of the cache makes room for it."""
+    tokens = least_tokens(config, model.window)
+    cache = -(-tokens // config.block_size) * config.block_size * model.bytes_per_token
+    if memory.free >= cache:
+        return
+    cache = max(cache, int((config.kv_cache_memory_gib or 0) * GIB))
+    is_own = config.kv_cache_memory_gib is None
+    if memory.on_gpu:
+        least = (memory.held + cache) / (config.gpu_memory_utilization if is_own else 1)
+    else:
+        least = model.weight_bytes + max(memory.held + cache, cache / CPU_CACHE_SHARE if is_own else 0)
+    parts = [("weights", model.weight_bytes), ("activations", activations), ("the KV cache", cache)]
+    parts += [("the runtime", RUNTIME_BYTES)] if memory.on_gpu else []
+    needs = ", ".join(f"{name} {size / GIB:.3g} GiB" for name, size in parts)
+    problem = f"is too small: {needs}; set it to at least {math.ceil(least / GIB * 100) / 100:g}GiB"
+    if memory.total > memory.held - activations:  # else not even the weights have room
+        problem += f", or {FEWER_ACTIVATIONS}"
+    raise SettingError("--device-memory", f"{device_bytes / GIB:.3g}GiB", problem)
 
 
 def _torch_device(kind: Device) -> torch.device:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -159,13 +160,14 @@ def test_a_window_that_the_cache_cannot_hold_is_told(tiny_model: Tiny, capsys: p
     out = capsys.readouterr().out
     assert "window         272 tokens, all that the cache holds of the model's 512" in out
     assert "1 sequence of 272 tokens" in out
-    assert "GiB of a GPU\n" in out
+    assert "80.00 GiB of a GPU (assumed; see --device-memory)\n" in out
     assert "(usual)" in out
 
 
 def test_the_table_says_that_windows_save_nothing(tiny_model: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(tiny_model("gemma3")), "--device-memory", "4GiB"]) == 0
     out = capsys.readouterr().out
+    assert "4.00 GiB of a GPU\n" in out
     assert "2 layers have a sliding window; they keep all blocks" in out
     assert "sequences of 512 tokens" in out
 
@@ -188,9 +190,14 @@ def test_the_table_says_that_windows_save_nothing(tiny_model: Tiny, capsys: pyte
         pytest.param(["TINY", "--block-size=7"], "--block-size: 7: must be one of", id="a wrong setting"),
         pytest.param(
             ["TINY", "--device-memory=100MiB"],
-            "gpu_memory_utilization: 0.9: 512 tokens need 0.001 GiB of KV cache, but there is room for 0 tokens; set "
-            "it to 1 on a GPU of at least 0.8 GiB, or lower max_num_batched_tokens",
+            "--device-memory: '0.0977GiB': is too small: weights 0.000575 GiB, activations 0.059 GiB, the KV cache "
+            "0.000732 GiB, the runtime 0.684 GiB; set it to at least 0.83GiB\n",
             id="no room",
+        ),
+        pytest.param(
+            ["TINY", "--device-memory=750MiB"],
+            "set it to at least 0.83GiB, or lower --max-num-batched-tokens or --max-num-seqs to save activations\n",
+            id="no room beside activations",
         ),
         pytest.param(
             ["TINY", "--device-memory=820MiB", "--dtype=float32"],
@@ -199,7 +206,8 @@ def test_the_table_says_that_windows_save_nothing(tiny_model: Tiny, capsys: pyte
         ),
         pytest.param(
             ["TINY", "--device-memory=2GiB", "--kv-cache-memory-gib=2"],
-            "kv_cache_memory_gib: 2.0: there are 1.26 GiB free beside weights and activations; set it to at most 1.256",
+            "--kv-cache-memory-gib: 2.0: there are 1.26 GiB free beside weights and activations; set it to at most "
+            "1.256\n",
             id="a cache larger than the rest",
         ),
         pytest.param(
@@ -218,6 +226,25 @@ def test_wrong_calls_are_one_line_and_exit_code_2(
     assert said.out == ""
     assert problem in said.err
     assert said.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("device", ["gpu", "cpu"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param([], id="as the engine shares it out"),
+        pytest.param(["--kv-cache-memory-gib=0.3"], id="a cache of a stated size"),
+        pytest.param(["--max-model-len=100", "--gpu-memory-utilization=0.5"], id="half of the device, a short window"),
+    ],
+)
+def test_the_advised_memory_is_enough(
+    device: str, settings: list[str], tiny_model: Tiny, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [str(tiny_model("qwen3")), f"--device={device}", *settings]
+    assert main([*command, "--device-memory=1MiB"]) == 2
+    advised = re.search(r"at least ([\d.]+GiB)", capsys.readouterr().err)
+    assert advised
+    assert main([*command, f"--device-memory={advised[1]}"]) == 0
 
 
 def test_a_resource_file_is_for_another_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
