@@ -7,6 +7,7 @@ import sys
 
 from pagetide_spec.config import EngineConfig
 from pagetide_spec.errors import PagetideError, SettingError
+from pagetide_spec.flags import in_flags
 from pagetide_spec.names import EXIT_SETTING
 
 from .checkpoint.files import resolve
@@ -22,10 +23,10 @@ def download(config: EngineConfig) -> int:
         folder = resolve(config, _tell)
         Tokenizer.load(config)  # it may be another repository's
     except SettingError as error:
-        print(f"pagetide serve: {error}", file=sys.stderr)
+        print(f"pagetide serve: {in_flags(str(error))}", file=sys.stderr)
         return EXIT_SETTING
     except PagetideError as error:
-        print(f"pagetide serve: {error}", file=sys.stderr)
+        print(f"pagetide serve: {in_flags(str(error))}", file=sys.stderr)
         return EXIT_START
     log.info("%s is in %s", config.model, folder)
     return 0

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 from pagetide_spec.command_line import Parser
 from pagetide_spec.config import GIB, EngineConfig
 from pagetide_spec.errors import PagetideError, SettingError
-from pagetide_spec.flags import add_flags, config_from
+from pagetide_spec.flags import add_flags, config_from, in_flags
+
+from .vllm_flags import VLLM_FLAGS
 
 if TYPE_CHECKING:
     from .model.requirements import Device, ModelPlan
@@ -30,6 +32,7 @@ SHOWN = (
     "max_num_seqs", "max_num_batched_tokens", "enable_chunked_prefill", "enforce_eager",
 )  # fmt: skip
 GPU_MEMORY = "80GiB"
+_ASSUMED = " (assumed; see --device-memory)"
 UNITS = {
     **{"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12},
     **{"KI": 1 << 10, "MI": 1 << 20, "GI": GIB, "TI": 1 << 40},
@@ -43,14 +46,15 @@ def main(argv: Sequence[str]) -> int:
     try:
         plan = _plan(config_from(flags, os.environ), device, memory, parse_lengths(lengths))
     except PagetideError as error:
-        print(f"pagetide plan: {error}", file=sys.stderr)
+        print(f"pagetide plan: {in_flags(str(error))}", file=sys.stderr)
         return 2
-    print(json.dumps(dataclasses.asdict(plan), indent=2) if as_json else describe(plan))
+    assumed = memory is None and plan.device == "gpu"
+    print(json.dumps(dataclasses.asdict(plan), indent=2) if as_json else describe(plan, assumed))
     return 0
 
 
 def _parser() -> Parser:
-    parser = Parser("pagetide plan", description=DESCRIPTION, epilog=EPILOG)
+    parser = Parser("pagetide plan", VLLM_FLAGS, description=DESCRIPTION, epilog=EPILOG)
     parser.add_argument("model", metavar="MODEL", help="folder, GGUF file or hub id")
     parser.add_argument(
         "--device", choices=["gpu", "cpu"], help="what to count for (default: gpu, but cpu with --quantization int8)"
@@ -110,8 +114,8 @@ def parse_lengths(text: str | None) -> list[int] | None:
     return [int(p) for p in parts]
 
 
-def describe(plan: ModelPlan) -> str:
-    """The plan as a table."""
+def describe(plan: ModelPlan, assumed: bool = False) -> str:
+    """The plan as a table; `assumed`: nobody has said how much memory the device has."""
     gib = [
         f"{n / GIB:.2f} GiB" for n in (plan.device_bytes, plan.weight_bytes, plan.activation_bytes, plan.runtime_bytes)
     ]
@@ -121,7 +125,7 @@ def describe(plan: ModelPlan) -> str:
     on_cpu = plan.device == "cpu"
     rows = [
         ("model", f"{plan.model} ({plan.architecture}, {plan.layers} layers)"),
-        ("device memory", f"{gib[0]} {'free of a CPU' if on_cpu else 'of a GPU'}"),
+        ("device memory", f"{gib[0]} {'free of a CPU' if on_cpu else 'of a GPU'}{_ASSUMED if assumed else ''}"),
         ("weights", f"{gib[1]} ({plan.parameters:,} parameters, {kept})"),
         ("activations", f"{gib[2]} (estimated{'' if on_cpu else '; the engine measures them'})"),
         *(() if on_cpu else (("runtime", f"{gib[3]} (usual)"),)),

@@ -12,7 +12,7 @@ import uvloop
 from pagetide_spec.command_line import Parser
 from pagetide_spec.config import EngineConfig
 from pagetide_spec.errors import SettingError
-from pagetide_spec.flags import add_flags, config_from, env_of, misspelt
+from pagetide_spec.flags import add_flags, config_from, env_of, in_flags, misspelt
 from pagetide_spec.logs import set_up_logging
 from pagetide_spec.names import EXIT_SETTING, FLAG_DOWNLOAD_ONLY
 
@@ -22,6 +22,7 @@ from .before_fastapi import prepare_environment
 from .checkpoint.files import locate, read_json
 from .download import download
 from .text.tokenizer import Tokenizer
+from .vllm_flags import VLLM_FLAGS
 from .wire.launch import DEFAULT_CORE
 
 log = logging.getLogger("pagetide")
@@ -50,7 +51,7 @@ def main(
         keys = read_keys(config)
         listener = None if is_download else listen(config.host, config.port)
     except SettingError as error:
-        print(f"pagetide serve: {error}", file=sys.stderr)
+        print(f"pagetide serve: {in_flags(str(error))}", file=sys.stderr)
         return EXIT_SETTING
     set_up_logging(config.log_level, config.log_format)
     for hint in (*misspelt(os.environ), *prepare_environment()):
@@ -64,7 +65,7 @@ def main(
 
 def _config(argv: Sequence[str]) -> tuple[EngineConfig, bool]:
     """The settings, and whether to fetch the model only."""
-    parser = Parser("pagetide serve", description="Serve one model over HTTP.", epilog=EPILOG)
+    parser = Parser("pagetide serve", VLLM_FLAGS, description="Serve one model over HTTP.", epilog=EPILOG)
     parser.add_argument("model", nargs="?", metavar="MODEL", help="local folder, GGUF file, or id on the hub")
     parser.add_argument(FLAG_DOWNLOAD_ONLY, action="store_true", help="download the model to the hub's cache, and exit")
     add_flags(parser)

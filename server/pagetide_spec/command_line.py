@@ -5,16 +5,20 @@ from __future__ import annotations
 import argparse
 import difflib
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 
 class Parser(argparse.ArgumentParser):
-    """ArgumentParser with one-line errors, no abbreviated flags and a hint for a misspelt one."""
+    """ArgumentParser with one-line errors, no abbreviated flags and a hint for a misspelt one.
 
-    def __init__(self, prog: str, **options: Any) -> None:
+    `hints` say for flags that do not exist, but that people know from elsewhere, what to do instead.
+    """
+
+    def __init__(self, prog: str, hints: Mapping[str, str] | None = None, **options: Any) -> None:
         options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         super().__init__(prog, allow_abbrev=False, **options)
+        self._hints = hints or {}
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
         """The parsed arguments; exits with code 2 after one line on stderr for a wrong call."""
@@ -35,6 +39,9 @@ class Parser(argparse.ArgumentParser):
     def _hint(self, given: str) -> str:
         if not given.startswith("-"):
             return "unexpected argument"
+        name = given.partition("=")[0]
+        if name in self._hints:
+            return f"no such flag; {self._hints[name]}"
         flags = [name for action in self._actions for name in action.option_strings]
-        near = difflib.get_close_matches(given.partition("=")[0], flags, n=1)
+        near = difflib.get_close_matches(name, flags, n=1)
         return f"no such flag; did you mean {near[0]}?" if near else "no such flag"

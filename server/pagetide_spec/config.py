@@ -127,7 +127,10 @@ class EngineConfig:
     )
     keep_alive_s: float = setting(75.0, "Seconds that an idle connection is kept open.", "server", low=0)
     tool_call_parser: Literal["auto", "none", "hermes", "llama3", "mistral"] = setting(
-        "auto", "Format of the model's tool calls; auto detects it from the chat template.", "server"
+        "auto",
+        "Format of the model's tool calls; auto detects it from the chat template.",
+        "server",
+        reason="leave it out, and it is detected from the chat template",
     )
     reasoning_parser: Literal["none", "think", "think_open"] = setting(
         "none",

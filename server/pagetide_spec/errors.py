@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 SHOWN_LENGTH = 80
 
 
@@ -9,8 +11,8 @@ class PagetideError(Exception):
     """Base of all errors that Pagetide raises on purpose; its text is one line for a person."""
 
 
-class SettingError(PagetideError):
-    """A setting has a wrong value.
+class NamedError(PagetideError):
+    """An error that names a setting.
 
     Attributes:
         field: name of the setting, in the spelling of whoever gave it (`max_num_seqs`, `--max-num-seqs`,
@@ -23,9 +25,17 @@ class SettingError(PagetideError):
         self.field, self.value, self.problem = field, value, problem
         super().__init__(f"{field}: {shorten(value)}: {problem}")
 
-    def renamed(self, field: str) -> SettingError:
+    def renamed(self, field: str) -> Self:
         """The same error under the name by which the user gave the setting."""
-        return SettingError(field, self.value, self.problem)
+        return type(self)(field, self.value, self.problem)
+
+
+class SettingError(NamedError):
+    """A setting has a wrong value."""
+
+
+class UnavailableError(NamedError):
+    """What a setting names cannot be had now; the setting itself may be right."""
 
 
 class ResourceError(PagetideError):

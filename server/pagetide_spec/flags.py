@@ -10,6 +10,7 @@ import argparse
 import dataclasses
 import difflib
 import math
+import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -30,6 +31,20 @@ def flag_of(name: str) -> str:
 def env_of(name: str) -> str:
     """`max_num_seqs` -> `PAGETIDE_MAX_NUM_SEQS`."""
     return ENV_PREFIX + name.upper()
+
+
+def in_flags(message: str) -> str:
+    """A message of `serve` or `plan`, with settings spelt as flags: "max_model_len: 9" -> "--max-model-len: 9".
+
+    Of a name without an underscore only one that leads the message can be told from an ordinary word.
+    """
+    names = [field.name for field in dataclasses.fields(EngineConfig)]
+    head, colon, rest = message.partition(": ")
+    if head in names:
+        message = ("MODEL" if head == "model" else flag_of(head)) + colon + rest
+    alone = "|".join(name for name in names if "_" in name)
+    # Not within a path, a value or a longer name.
+    return re.sub(rf"(?<![\w/.'\"-])({alone})(?![\w/'\"-]|\.\w)", lambda found: flag_of(found[0]), message)
 
 
 def camel_of(name: str) -> str:

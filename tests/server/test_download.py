@@ -54,7 +54,12 @@ def test_download_only(hub, arguments, code, expected):
 def test_the_last_line_says_why(hub, capsys):
     """It is what the status of the service shows."""
     serve.main(["org/gone", "--download-only"])
-    assert capsys.readouterr().err.splitlines()[-1].startswith("pagetide serve: model: 'org/gone': ")
+    assert capsys.readouterr().err.splitlines()[-1].startswith("pagetide serve: MODEL: 'org/gone': ")
+
+
+def test_the_tokenizer_is_named_where_it_cannot_be_had(hub, capsys):
+    assert serve.main(["org/name", "--tokenizer=org/gone", "--download-only"]) == 3
+    assert capsys.readouterr().err.splitlines()[-1].startswith("pagetide serve: --tokenizer: 'org/gone': no such ")
 
 
 def test_a_tokenizer_that_is_fetched_first_says_so(hub):

@@ -11,7 +11,7 @@ import pytest
 
 from pagetide_cli.main import main
 from pagetide_spec.command_line import Parser
-from pagetide_spec.flags import misspelt
+from pagetide_spec.flags import in_flags, misspelt
 from pagetide_spec.streams import READER_LEFT
 
 
@@ -21,12 +21,13 @@ from pagetide_spec.streams import READER_LEFT
         pytest.param(["--prot=1"], "demo: --prot=1: no such flag; did you mean --port?", id="misspelt"),
         pytest.param(["--xyzzy"], "demo: --xyzzy: no such flag", id="unlike any flag"),
         pytest.param(["--por=1"], "demo: --por=1: no such flag; did you mean --port?", id="abbreviated"),
+        pytest.param(["--model=x"], "demo: --model=x: no such flag; the model is an argument", id="of another tool"),
         pytest.param(["a", "b"], "demo: b: unexpected argument", id="one argument too many"),
         pytest.param(["--port=x"], "demo: argument --port: invalid int value: 'x'", id="wrong type"),
     ],
 )
 def test_a_wrong_call_is_one_line(argv, line, capsys):
-    parser = Parser("demo")
+    parser = Parser("demo", {"--model": "the model is an argument"})
     parser.add_argument("name", nargs="?")
     parser.add_argument("--port", type=int)
     with pytest.raises(SystemExit) as ended:
@@ -104,3 +105,26 @@ def test_a_misspelt_variable_is_hinted_at_and_others_are_left_alone():
     }
     hints = [str(hint) for hint in misspelt(environ)]
     assert hints == ["PAGETIDE_MAX_NUM_SEQ: '3': no such setting; did you mean PAGETIDE_MAX_NUM_SEQS?"]
+
+
+@pytest.mark.parametrize(
+    ("message", "told"),
+    [
+        pytest.param("max_model_len: 9: at most 8", "--max-model-len: 9: at most 8", id="the setting at fault"),
+        pytest.param("model: 'org/m': is gone", "MODEL: 'org/m': is gone", id="the model"),
+        pytest.param("dtype: 'x': no such dtype", "--dtype: 'x': no such dtype", id="a name that is a word, in front"),
+        pytest.param(
+            "seed: 1: lower max_num_seqs, or kv_cache_memory_gib to 2",
+            "--seed: 1: lower --max-num-seqs, or --kv-cache-memory-gib to 2",
+            id="what else to set",
+        ),
+        pytest.param(
+            "chat_template: '/a/chat_template.jinja': chat_template.jinja has max_num_seqs_x, 'max_n', --max-n",
+            "--chat-template: '/a/chat_template.jinja': chat_template.jinja has max_num_seqs_x, 'max_n', --max-n",
+            id="files, values, other names and flags stay",
+        ),
+        pytest.param("the model is lost: max", "the model is lost: max", id="no setting"),
+    ],
+)
+def test_settings_are_spelt_as_flags(message, told):
+    assert in_flags(message) == told

@@ -19,6 +19,7 @@ import uvicorn
 from pagetide_http.protocol import ConnectionLimits, GuardedProtocol
 from pagetide_spec.config import EngineConfig
 from pagetide_spec.errors import PagetideError, SettingError
+from pagetide_spec.flags import in_flags
 from pagetide_spec.logs import in_form
 from pagetide_spec.names import EXIT_SETTING
 from pagetide_spec.streams import write_line
@@ -232,8 +233,7 @@ class Server:
 
     def _say(self, message: str, code: int) -> int:
         self._progress.close()
-        line = in_form(f"pagetide serve: {message}", self._config.log_format, logging.ERROR)
-        write_line(line, sys.stderr)
+        write_line(in_form(f"pagetide serve: {in_flags(message)}", self._config.log_format, logging.ERROR), sys.stderr)
         return code
 
 

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO
 
-from pagetide_spec.errors import PagetideError, SettingError
+from pagetide_spec.errors import SettingError, UnavailableError
 
 from .files import Progress, cache_folder
 
@@ -34,7 +34,7 @@ def converted(path: Path, progress: Progress) -> Path:
 
     Raises:
         SettingError: the file is no whole GGUF file, or of a model that cannot be served.
-        PagetideError: the folder cannot be written.
+        UnavailableError: the folder cannot be written.
     """
     base = cache_folder() / "gguf"
     try:
@@ -47,10 +47,8 @@ def converted(path: Path, progress: Progress) -> Path:
             if not folder.is_dir():
                 _convert(path, folder, progress)
     except OSError as error:
-        raise PagetideError(
-            f"model: {str(path)!r}: its converted form cannot be kept in {base} ({error}); "
-            "set PAGETIDE_CACHE to a folder with room"
-        ) from error
+        problem = f"its converted form cannot be kept in {base} ({error}); set PAGETIDE_CACHE to a folder with room"
+        raise UnavailableError("model", str(path), problem) from error
     return folder
 
 
@@ -97,7 +95,7 @@ def _run_child(path: Path, target: Path, progress: Progress) -> None:
 
     Raises:
         SettingError: the file is at fault.
-        PagetideError: the conversion is.
+        UnavailableError: the conversion is.
     """
     # What the child says on stderr goes into a file: a pipe that nobody reads would stop it once 64 KiB are in it.
     with tempfile.TemporaryFile() as said:
@@ -114,7 +112,7 @@ def _run_child(path: Path, target: Path, progress: Progress) -> None:
             raise SettingError("model", str(path), problem)
         if child.returncode:
             last = _last_line(said) or f"exit code {child.returncode}"
-            raise PagetideError(f"model: {str(path)!r}: cannot be converted: {last[:300]}")
+            raise UnavailableError("model", str(path), f"cannot be converted: {last[:300]}")
 
 
 def _command(path: Path, target: Path) -> list[str]:

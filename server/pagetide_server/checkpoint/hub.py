@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pagetide_spec.config import EngineConfig
-from pagetide_spec.errors import PagetideError, SettingError, first_line
+from pagetide_spec.errors import NamedError, SettingError, UnavailableError, first_line
 from pagetide_spec.logs import is_set_up
 
 # What a server reads of a repository; weights in other formats stay there.
@@ -31,7 +31,7 @@ def fetch(config: EngineConfig, patterns: list[str], progress: Callable[[str, fl
 
     Raises:
         SettingError: the hub has no such model or revision, or does not show it to this account.
-        PagetideError: the hub cannot be reached or refuses, or the files cannot be kept.
+        UnavailableError: the hub cannot be reached or refuses, or the files cannot be kept.
     """
     from huggingface_hub import snapshot_download
 
@@ -47,7 +47,7 @@ def fetch(config: EngineConfig, patterns: list[str], progress: Callable[[str, fl
     return Path(folder)
 
 
-def _described(error: Exception, config: EngineConfig) -> PagetideError:
+def _described(error: Exception, config: EngineConfig) -> NamedError:
     from huggingface_hub import errors as hub
 
     model, said = config.model, first_line(error)
@@ -61,11 +61,9 @@ def _described(error: Exception, config: EngineConfig) -> PagetideError:
         problem = "no such folder here and no such model on the hub (a private one needs HF_TOKEN)"
         return SettingError("model", model, problem)
     if isinstance(error, hub.HfHubHTTPError):
-        return PagetideError(f"model: {model!r}: the hub refused it ({said}); try again, or give a local folder")
+        return UnavailableError("model", model, f"the hub refused it ({said}); try again, or give a local folder")
     if isinstance(error, OSError) and not isinstance(error, hub.LocalEntryNotFoundError | ConnectionError):
         problem = f"cannot be kept in the hub's cache ({said}); set HF_HOME to a folder with room"
-        return PagetideError(f"model: {model!r}: {problem}")
-    return PagetideError(
-        f"model: {model!r}: no such folder here, and the hub cannot be reached ({said}); "
-        "give a local folder, or put the model into the hub's cache first"
-    )
+        return UnavailableError("model", model, problem)
+    problem = f"no such folder here, and the hub cannot be reached ({said}); give a local folder, or put it into"
+    return UnavailableError("model", model, f"{problem} the hub's cache first")

@@ -12,7 +12,7 @@ from tokenizers import AddedToken, processors
 from tokenizers import Tokenizer as Backend
 
 from pagetide_spec.config import EngineConfig
-from pagetide_spec.errors import SettingError
+from pagetide_spec.errors import NamedError, SettingError
 
 from ..checkpoint.files import Progress, eos_token_ids, read_json, resolve, silent
 from ..process_memory import return_freed
@@ -69,7 +69,7 @@ class Tokenizer:
         other = dataclasses.replace(config, model=config.tokenizer, tokenizer=None, revision=None)
         try:
             folder = resolve(other, progress)
-        except SettingError as error:
+        except NamedError as error:
             raise error.renamed("tokenizer") from error
         return cls.from_folder(folder, "tokenizer", config.trust_remote_code)
 

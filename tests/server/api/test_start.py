@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import pty
 import re
@@ -17,7 +18,10 @@ import httpx
 import pytest
 
 from pagetide_server.api.server import EXIT_HTTP
+from pagetide_server.vllm_flags import VLLM_FLAGS
 from pagetide_server.wire.launch import EXIT_ENGINE, EXIT_START
+from pagetide_spec.config import EngineConfig
+from pagetide_spec.flags import flag_of
 from pagetide_spec.names import EXIT_SETTING
 
 HIDE_CURSOR, SHOW_CURSOR = b"\x1b[?25l", b"\x1b[?25h"
@@ -65,7 +69,7 @@ def test_sigterm_while_loading_ends_at_once(launch, wait, free_port, slow):
 @pytest.mark.parametrize(
     ("fault", "code", "said"),
     [
-        pytest.param("setting", 2, "max_model_len", id="a setting that the model does not allow"),
+        pytest.param("setting", 2, ": --max-model-len: 64: must be", id="a setting that the model does not allow"),
         pytest.param("model", 3, "the weights are damaged", id="a model that cannot be loaded"),
         pytest.param("crash", 4, "ended with exit code 7", id="an engine that vanishes"),
     ],
@@ -145,8 +149,11 @@ def run(*arguments, **env):
         pytest.param(["org/m", "--max-num-seqs=many"], {}, "--max-num-seqs", id="a text for a number"),
         pytest.param(["org/m", "--max-num-seqs=0"], {}, "--max-num-seqs", id="a number out of range"),
         pytest.param(["org/m"], {"PAGETIDE_MAX_NUM_SEQS": "-3"}, "PAGETIDE_MAX_NUM_SEQS", id="a wrong variable"),
-        pytest.param(["org/m", "--api-key= , "], {}, "api_key", id="keys that are none"),
-        pytest.param(["org/m", "--api-key-file=/no/keys"], {}, "api_key_file", id="a file of keys that is missing"),
+        pytest.param(["org/m", "--api-key= , "], {}, "--api-key: ", id="keys that are none"),
+        pytest.param(["org/m", "--api-key-file=/no/keys"], {}, "--api-key-file: ", id="a file of keys that is missing"),
+        pytest.param(["--model", "org/m"], {}, "argument: pagetide serve MODEL", id="the model as a flag"),
+        pytest.param(["org/m", "--device", "cuda"], {}, "--device: no such flag; not needed", id="a flag of vLLM"),
+        pytest.param(["org/m", "--tool-call-parser=xlam"], {}, "; leave it out, and it", id="a parser of vLLM"),
         pytest.param(["org/m", "--host=300.1.1.1"], {}, "300.1.1.1", id="an address that does not exist"),
     ],
 )
@@ -156,6 +163,11 @@ def test_a_wrong_setting_is_one_line_and_exit_code_2(arguments, env, named):
     (line,) = found.stderr.splitlines()
     assert named in line
     assert line.startswith("pagetide serve: ")
+
+
+def test_only_flags_that_do_not_exist_have_a_hint_of_their_own():
+    fields = {field.name for field in dataclasses.fields(EngineConfig)} - {"model"}
+    assert not VLLM_FLAGS.keys() & {flag_of(name) for name in fields}
 
 
 def test_a_taken_port_is_told_before_anything_loads():
