@@ -17,7 +17,7 @@ from .engine.sampling.sampler import Sampler
 from .engine.scheduler import Scheduler, SchedulerConfig
 from .model.limits import batch_limits
 from .model.loader import LoadedModel, load
-from .model.memory import bytes_per_token, kv_blocks, usable_context_length
+from .model.memory import bytes_per_token, gib_for, kv_blocks, usable_context_length
 from .model.recording import record, recorded_bytes, recorder_for
 from .model.runner import Runner
 from .model.speed import Speed, measure
@@ -147,12 +147,15 @@ def log_limits(config: EngineConfig, loaded: LoadedModel, limits: SchedulerConfi
         limits.swap_bytes_per_second,
         limits.recompute_tokens_per_second,
     )
+    has_share = loaded.device.type == "cuda" and config.kv_cache_memory_gib is None
     if limits.max_model_len < loaded.max_model_len:
         log.warning(
             "max_model_len is %d, which is all that the KV cache holds; the model allows %d: "
-            "raise kv_cache_memory_gib or gpu_memory_utilization for more",
+            "raise kv_cache_memory_gib to at least %g%s for it",
             limits.max_model_len,
             loaded.max_model_len,
+            gib_for(loaded.max_model_len, limits.block_size, limits.block_size * limits.kv_bytes_per_token),
+            ", or gpu_memory_utilization," if has_share else "",
         )
     if not limits.enable_chunked_prefill and limits.max_num_batched_tokens < limits.max_model_len:
         log.warning(

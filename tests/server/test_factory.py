@@ -39,7 +39,8 @@ def ready(tiny_model, caplog):
         pytest.param(
             {"kv_cache_memory_gib": 5.5 * BLOCK_GIB},
             80,
-            "max_model_len is 80, which is all that the KV cache holds; the model allows 512: raise kv_cache_memory",
+            "max_model_len is 80, which is all that the KV cache holds; the model allows 512: raise "
+            "kv_cache_memory_gib to at least 0.001 for it",
             id="what the memory holds",
         ),
         pytest.param({"kv_cache_memory_gib": 5.5 * BLOCK_GIB, "max_model_len": 70}, 70, None, id="what was asked for"),
@@ -50,6 +51,23 @@ def test_the_window_is_what_can_be_served(ready, caplog, settings, window, said)
     warnings = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
     assert len(warnings) == (said is not None)
     assert all(line.startswith(said) for line in warnings)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "way_out"),
+    [
+        pytest.param("cpu", {}, "raise kv_cache_memory_gib to at least 0.001 for it", id="a CPU"),
+        pytest.param("cuda", {}, "to at least 0.001, or gpu_memory_utilization, for it", id="a share of a GPU"),
+        pytest.param("cuda", {"kv_cache_memory_gib": 1.0}, "to at least 0.001 for it", id="a stated size on a GPU"),
+    ],
+)
+def test_a_short_window_names_what_would_lengthen_it(kind, settings, way_out, tiny_model, caplog):
+    config = EngineConfig(model=str(tiny_model("llama")), kv_cache_memory_gib=5.5 * BLOCK_GIB)
+    loaded = load(config)
+    limits = factory.scheduler_config(config, loaded, factory.measure(loaded))
+    loaded = dataclasses.replace(loaded, device=torch.device(kind))
+    factory.log_limits(EngineConfig(**settings), loaded, limits)
+    assert caplog.messages[-1].endswith(way_out)
 
 
 def test_a_window_that_was_asked_for_and_does_not_fit_is_refused(ready):

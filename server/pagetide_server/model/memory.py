@@ -141,6 +141,11 @@ def least_tokens(config: EngineConfig, max_model_len: int) -> int:
     return 1 if config.kv_cache_memory_gib is not None else min(LEAST_TOKENS, max_model_len)
 
 
+def gib_for(tokens: int, block_size: int, block_bytes: int) -> float:
+    """The least `kv_cache_memory_gib`, in thousandths, of a cache that holds so many tokens of one sequence."""
+    return math.ceil(-(-tokens // block_size) * block_bytes / GIB * 1000) / 1000
+
+
 def check_room(config: EngineConfig, blocks: int, block_bytes: int, max_model_len: int, memory: Memory) -> None:
     """Refuse a cache in which a sequence of the length that was asked for does not fit.
 
@@ -158,8 +163,9 @@ def check_room(config: EngineConfig, blocks: int, block_bytes: int, max_model_le
     needed_blocks = -(-needed // config.block_size)
     if blocks >= needed_blocks:
         return
-    held = max(0, blocks) * config.block_size
-    gib = math.ceil(needed_blocks * block_bytes / GIB * 1000) / 1000
+    if config.kv_cache_memory_gib is not None and config.max_model_len is None:
+        raise _not_one_block(config, block_bytes, max_model_len, memory)
+    held, gib = max(0, blocks) * config.block_size, gib_for(needed, config.block_size, block_bytes)
     shorter = f", or max_model_len to at most {held}" if config.max_model_len is not None and held else ""
     says = f"{needed} tokens need {gib:g} GiB of KV cache, but there is room for {held} tokens; "
     if config.kv_cache_memory_gib is None and memory.on_gpu:
@@ -170,6 +176,16 @@ def check_room(config: EngineConfig, blocks: int, block_bytes: int, max_model_le
         beside = f"activations leave {memory.free / GIB:.3g} of {memory.total / GIB:.3g} GiB; {FEWER_ACTIVATIONS}"
         raise SettingError("kv_cache_memory_gib", None, f"{says}{beside}, or give it more memory{shorter}")
     raise SettingError("kv_cache_memory_gib", config.kv_cache_memory_gib, f"{says}set it to at least {gib:g}{shorter}")
+
+
+def _not_one_block(config: EngineConfig, block_bytes: int, max_model_len: int, memory: Memory) -> SettingError:
+    """Advises what is of use: the model's context, or where that is more than there is, LEAST_TOKENS."""
+    gib = gib_for(max_model_len, config.block_size, block_bytes)
+    if gib * GIB > memory.free:
+        max_model_len = min(LEAST_TOKENS, max_model_len)
+        gib = gib_for(max_model_len, config.block_size, block_bytes)
+    problem = f"holds not one block; set it to at least {gib:g}, for a request of {max_model_len} tokens"
+    return SettingError("kv_cache_memory_gib", config.kv_cache_memory_gib, problem)
 
 
 def _more_of_the_gpu(utilization: float, missing: int, device_bytes: int) -> str:

@@ -78,7 +78,7 @@ def test_cache_and_swap_space_of_a_cpu_leave_room_for_activations(
             {"kv_cache_memory_gib": 0.000001},
             GIB,
             "kv_cache_memory_gib",
-            "set it to at least 0.001",
+            "holds not one block; set it to at least 0.001, for a request of 512 tokens",
             id="not one block",
         ),
         pytest.param(
@@ -205,6 +205,18 @@ def test_no_room_on_a_gpu_names_its_share() -> None:
         "4096 tokens need 0.25 GiB of KV cache, but there is room for 1600 tokens; set it to at least 0.92, "
         "or max_model_len to at most 1600"
     )
+
+
+@pytest.mark.parametrize(
+    ("free", "advised"),
+    [
+        pytest.param(10 * GIB, "at least 0.5, for a request of 8192 tokens", id="the model's context"),
+        pytest.param(GIB // 4, "at least 0.125, for a request of 2048 tokens", id="what has room"),
+    ],
+)
+def test_a_cache_without_a_block_is_advised_to_be_of_use(free: int, advised: str) -> None:
+    with pytest.raises(SettingError, match=advised):
+        check_room(EngineConfig(kv_cache_memory_gib=0.0001), 0, 1 << 20, 8192, Memory(free, 0, on_gpu=False))
 
 
 @pytest.mark.parametrize("missing", [13 << 20, 27 << 20, 41 << 20, 77 << 20])
