@@ -147,6 +147,7 @@ def log_limits(config: EngineConfig, loaded: LoadedModel, limits: SchedulerConfi
         limits.swap_bytes_per_second,
         limits.recompute_tokens_per_second,
     )
+    token_bytes = bytes_per_token(loaded.layers, loaded.cache_dtype)
     has_share = loaded.device.type == "cuda" and config.kv_cache_memory_gib is None
     if limits.max_model_len < loaded.max_model_len:
         log.warning(
@@ -154,7 +155,7 @@ def log_limits(config: EngineConfig, loaded: LoadedModel, limits: SchedulerConfi
             "raise kv_cache_memory_gib to at least %g%s for it",
             limits.max_model_len,
             loaded.max_model_len,
-            gib_for(loaded.max_model_len, limits.block_size, limits.block_size * limits.kv_bytes_per_token),
+            gib_for(loaded.max_model_len, limits.block_size, limits.block_size * token_bytes),
             ", or gpu_memory_utilization," if has_share else "",
         )
     if not limits.enable_chunked_prefill and limits.max_num_batched_tokens < limits.max_model_len:
