@@ -5,7 +5,8 @@ Times are seconds of the machine's monotonic clock (`time.monotonic()`), which b
 
 from __future__ import annotations
 
-from typing import Literal
+import difflib
+from typing import Any, Literal
 
 import msgspec
 
@@ -13,14 +14,26 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 ErrorKind = Literal["invalid", "structure", "queue_full", "engine"]
 
 
-class Structure(msgspec.Struct, frozen=True, kw_only=True):
+class _Hinting(msgspec.StructMeta):
+    """Of structs that users of the library make: a misspelt field is told with the nearest one."""
+
+    def __call__(cls, *given: Any, **fields: Any) -> Any:
+        known = cls.__struct_fields__
+        for name in fields.keys() - set(known):
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise TypeError(f"{cls.__name__} has no field {name!r}{hint}")
+        return super().__call__(*given, **fields)
+
+
+class Structure(msgspec.Struct, metaclass=_Hinting, frozen=True, kw_only=True):
     """What the answer must look like; `value` is a JSON schema, a regex, a JSON list or a grammar, as text."""
 
     kind: Literal["json", "json_object", "regex", "choice", "grammar"]
     value: str = ""
 
 
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+class SamplingParams(msgspec.Struct, metaclass=_Hinting, frozen=True, kw_only=True):
     """How to continue a prompt. Checked by `checks.check_params`; the engine trusts it.
 
     `temperature` 0 is greedy. `top_k` 0 or -1 keeps all tokens. `logprobs` counts the alternatives beside the sampled

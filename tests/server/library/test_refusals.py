@@ -99,8 +99,10 @@ def test_wrong_parameters(llm, params, said):
 
 
 def test_unknown_names(tiny_model):
-    with pytest.raises(TypeError, match="'tempratur'"):
+    with pytest.raises(TypeError, match=r"SamplingParams has no field 'tempratur'; did you mean 'temperature'\?$"):
         SamplingParams(tempratur=0.5)
+    with pytest.raises(TypeError, match=r"Structure has no field 'xyzzy'$"):
+        Structure(kind="json_object", xyzzy=1)
     with pytest.raises(SettingError, match="max_num_seq: 4: no such setting; did you mean max_num_seqs"):
         LLM(str(tiny_model("llama")), max_num_seq=4)
     with pytest.raises(SettingError, match="block_size: 12: must be one of 8, 16, 32"):
