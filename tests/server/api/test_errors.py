@@ -127,6 +127,28 @@ def test_what_is_not_supported_may_be_null_and_is_named(server, field, value, sa
     assert (error["message"], error["param"]) == (said, field)
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "said"),
+    [
+        pytest.param(
+            CHAT,
+            {"messages": HI, "modalities": ["text", "audio"]},
+            "modalities[1]: 'audio': must be text",
+            id="a choice",
+        ),
+        pytest.param(
+            COMPLETION,
+            {"prompt": "x", "max_tokens": 0},
+            "max_tokens: 0: must be at least 1; 0, for the prompt alone, needs echo to be true",
+            id="no tokens",
+        ),
+    ],
+)
+def test_a_wrong_value_is_told_with_what_would_be_right(server, path, body, said):
+    error = error_of(server.post(path, **body), 400)
+    assert (error["message"], error["code"]) == (said, "invalid_value")
+
+
 def test_a_misspelt_field_gets_a_suggestion(server):
     error = error_of(server.post(COMPLETION, prompt="x", temprature=1), 400, "temprature")
     assert "did you mean temperature?" in error["message"]
