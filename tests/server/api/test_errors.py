@@ -253,10 +253,17 @@ def test_a_fault_of_a_structure_names_the_field_that_asked_for_it(server, field,
     assert (error["type"], error["code"]) == ("invalid_request_error", "invalid_value")
 
 
-def test_a_fault_of_a_forced_call_names_the_tools(server):
-    tool = {"type": "function", "function": {"name": "f", "parameters": {"const": "wrong"}}}
-    answer = server.post(CHAT, messages=HI, tools=[tool], tool_choice="required")
-    assert error_of(answer, 400, "tools")["param"] == "tools"
+@pytest.mark.parametrize(
+    ("choice", "field"),
+    [
+        pytest.param("required", "tools", id="any of them"),
+        pytest.param({"type": "function", "function": {"name": "f"}}, "tools[1].function.parameters", id="a named one"),
+    ],
+)
+def test_a_fault_of_a_forced_call_names_the_tools(server, choice, field):
+    tools = [{"function": {"name": "e"}}, {"function": {"name": "f", "parameters": {"const": "wrong"}}}]
+    error = error_of(server.post(CHAT, messages=HI, tools=tools, tool_choice=choice), 400)
+    assert (error["param"], error["message"]) == (field, f"{field}: the grammar is wrong")
 
 
 def test_a_failure_before_the_first_token_is_an_http_error_later_an_event(server):
