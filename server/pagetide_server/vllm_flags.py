@@ -16,5 +16,7 @@ VLLM_FLAGS = {
     "--speculative-config": "speculative decoding is not supported yet",
     "--hf-token": "set the environment variable HF_TOKEN",
     "--download-dir": "set the environment variable HF_HOME",
+    "--cpu-offload-gb": "not supported; take a smaller or quantized model",
+    "--disable-log-requests": "a request is one line at level info; see --log-level",
     "--allowed-origins": "see --cors-origins",
 }

@@ -119,8 +119,20 @@ def test_a_start_tells_its_phases_from_the_kernels_on(tiny_model):
     create_core(config, lambda stage, part: stages.append(stage), warm=False).close()
     assert list(dict.fromkeys(stages)) == [
         "preparing kernels (a first start compiles them)", "loading libraries", "building the network",
-        "loading weights",
+        "loading weights", "packing matrices for the CPU",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("kernels", ["cpp", "torch"])
+def test_packing_is_counted_by_layers(kernels, tiny_model, monkeypatch):
+    """Of three layers, by whole ones where the C++ ops run, else by matrices."""
+    monkeypatch.setenv("PAGETIDE_KERNELS", kernels)
+    told = []
+    config = EngineConfig(model=str(tiny_model("llama")), quantization="int8")
+    load(config, lambda stage, part: told.append(part) if stage.startswith("packing") else None)
+    assert (told[0], told[-1]) == (0, 1)
+    assert told == sorted(told)
+    assert len(set(told[1:-1])) >= 3
 
 
 def test_the_library_reads_its_tokenizer_once(tiny_model, monkeypatch):

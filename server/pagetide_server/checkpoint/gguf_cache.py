@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO
@@ -26,6 +27,8 @@ from .files import Progress, cache_folder
 
 # Part of the key: raise it when the conversion writes something else.
 FORMAT = 2
+# How often whoever waits for another process looks how far that is.
+LOOK_SECONDS = 0.2
 _WINDOWS, _WINDOW_BYTES = 256, 65536
 
 
@@ -43,9 +46,9 @@ def converted(path: Path, progress: Progress) -> Path:
         folder = base / f"{path.stem}-{identity(path)}"
         if folder.is_dir():
             return folder
-        with _locked(base / f"{folder.name}.lock", progress):
+        with _locked(base / f"{folder.name}.lock", progress) as told:
             if not folder.is_dir():
-                _convert(path, folder, progress)
+                _convert(path, folder, told)
     except OSError as error:
         problem = f"its converted form cannot be kept in {base} ({error}); set PAGETIDE_CACHE to a folder with room"
         raise UnavailableError("model", str(path), problem) from error
@@ -68,14 +71,32 @@ def identity(path: Path) -> str:
 
 
 @contextlib.contextmanager
-def _locked(path: Path, progress: Progress) -> Iterator[None]:
-    with path.open("w") as file:
+def _locked(path: Path, progress: Progress) -> Iterator[Progress]:
+    """Hold the lock; yields what tells `progress`, and those who wait for the lock, how far the conversion is."""
+    path.touch()
+    with path.open("r+b", buffering=0) as file:
+        _wait(file.fileno(), progress)
+
+        def told(stage: str, fraction: float) -> None:
+            os.pwrite(file.fileno(), f"{fraction:.3f}".encode(), 0)
+            progress(stage, fraction)
+
+        os.ftruncate(file.fileno(), 0)  # what a conversion that was killed had left
+        yield told
+
+
+def _wait(lock: int, progress: Progress) -> None:
+    told = -1.0
+    while True:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            progress("waiting for the GGUF file to be converted", 0.0)
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+            fraction = float(os.pread(lock, 5, 0) or 0)
+            if fraction != told:
+                progress("waiting for the GGUF file to be converted", fraction)
+                told = fraction
+        # Whoever waits for a lock hears nothing meanwhile.
+        time.sleep(LOOK_SECONDS)
 
 
 def _convert(path: Path, folder: Path, progress: Progress) -> None:

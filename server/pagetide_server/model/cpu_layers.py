@@ -8,6 +8,7 @@ lies around the layers either (`cpu_network`), one call runs them all.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -123,8 +124,10 @@ class _Merged:
 
 
 @torch.no_grad()
-def swap_layers(network: Any, layers: list[Layer], kind: str) -> int:
+def swap_layers(network: Any, layers: list[Layer], kind: str, swapped: Callable[[], None]) -> int:
     """Swap what is known in `network`, one layer after the other, so that at most one layer's weights lie there twice.
+
+    `swapped` is called after each.
 
     Returns:
         bytes that the matrices of the swapped layers take.
@@ -137,6 +140,7 @@ def swap_layers(network: Any, layers: list[Layer], kind: str) -> int:
                 setattr(parent, name, made)
                 matrices = (made.qkv, made.out, made.gate_up, made.down)
                 taken += sum(merged.projection.weight.nbytes for merged in matrices)
+                swapped()
     return taken
 
 

@@ -77,7 +77,7 @@ def load(config: EngineConfig, progress: Progress = silent) -> LoadedModel:
     if kernels == "triton" and device.type == "cuda":
         use_gpu_ops(network)
     if packs:
-        use_cpu_ops(network, shape, config, dtype, kept_as)
+        use_cpu_ops(network, shape, config, dtype, kept_as, progress)
     elif device.type == "cpu":
         own_weights(network)
     return LoadedModel(

@@ -8,6 +8,7 @@ linear layer of another type (quantized by the model's own files, or a router th
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -53,7 +54,9 @@ class PackedEmbedding(torch.nn.Module):
 
 
 @torch.no_grad()
-def pack_network(network: Any, layers: list[Layer], kind: str, float_activations: bool) -> int:
+def pack_network(
+    network: Any, layers: list[Layer], kind: str, float_activations: bool, progress: Callable[[float], None]
+) -> int:
     """Swap the linear layers of `network`, which lies on the CPU, one after the other; their own weights are freed.
 
     Where the C++ ops run, whole decoder layers are swapped if their type is known.
@@ -64,12 +67,18 @@ def pack_network(network: Any, layers: list[Layer], kind: str, float_activations
         kind: see `pagetide_kernels.packed_linear.pack`.
         float_activations: what is not swapped becomes float32 whatever memory it takes; else only where swapped layers
             need it, or no matrix is left.
+        progress: called with the part of the matrices' numbers that is packed, after each layer.
 
     Returns:
         bytes that the packed weights take.
     """
+    total = _numbers(network)
+
+    def tell() -> None:
+        progress(1 - _numbers(network) / total)
+
     taken = _pack_tied(network, kind) or 0
-    swapped = swap_layers(network, layers, kind) if choose(torch.device("cpu")).name == "cpp" else 0
+    swapped = swap_layers(network, layers, kind, tell) if choose(torch.device("cpu")).name == "cpp" else 0
     taken += swapped
     _untie(network)
     for parent in list(network.modules()):
@@ -78,12 +87,18 @@ def pack_network(network: Any, layers: list[Layer], kind: str, float_activations
                 made = PackedLinear(packed(child.weight, kind), child.bias)
                 setattr(parent, name, made)
                 taken += made.packed.nbytes
+                tell()
     if float_activations or swapped or _is_all_packed(network):
         network.float()
     for weight in network.parameters():
         # Whatever is still the mapped file: see `own_weights`.
         weight.data = weight.data.clone()
     return taken
+
+
+def _numbers(network: Any) -> int:
+    """Numbers in the matrices that are not packed."""
+    return sum(weight.numel() for weight in network.parameters() if weight.dim() > 1)
 
 
 def packed(weight: torch.Tensor, kind: str) -> PackedWeight:

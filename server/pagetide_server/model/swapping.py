@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 
 from pagetide_spec.config import GIB, EngineConfig
 
+from ..checkpoint.files import Progress
 from .fused import fuse
 from .network import Shape
 from .packed import pack_network
@@ -20,10 +22,15 @@ from .weights import dtype_name
 log = logging.getLogger(__name__)
 
 
-def use_cpu_ops(network: Any, shape: Shape, config: EngineConfig, dtype: torch.dtype, kept_as: torch.dtype) -> None:
+def use_cpu_ops(
+    network: Any, shape: Shape, config: EngineConfig, dtype: torch.dtype, kept_as: torch.dtype, progress: Progress
+) -> None:
     """Bring the network's matrices, whose type is `kept_as`, into the form of the CPU ops."""
     kind = "int8" if config.quantization == "int8" else "own"
-    taken = pack_network(network, shape.layers, kind, float_activations=dtype == torch.float32)
+    tell = functools.partial(progress, "packing matrices for the CPU")
+    tell(0.0)
+    taken = pack_network(network, shape.layers, kind, dtype == torch.float32, tell)
+    tell(1.0)
     log.info("linear layers: %.2f GiB of %s", taken / GIB, "int8" if kind == "int8" else dtype_name(kept_as))
 
 

@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -76,6 +78,34 @@ def test_a_child_that_says_much_is_listened_to(tmp_path: Path, cache: Path, monk
     told: list[float] = []
     assert resolve(EngineConfig(model=str(path)), lambda stage, part: told.append(part)).is_dir()
     assert told == [0.5, 1.0]
+
+
+def test_who_waits_for_another_process_is_told_how_far_that_is(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The converting child stops at each fraction until the waiting thread has heard of it."""
+    pipe = tmp_path / "go"
+    os.mkfifo(pipe)
+    run_instead(
+        monkeypatch,
+        "import signal; signal.alarm(30)\n"
+        f"for part in (0.25, 0.5):\n print(f'progress {{part}}', flush=True)\n open({str(pipe)!r}).read()",
+    )
+    (path := tmp_path / "m.gguf").write_bytes(b"any")
+    config, heard = EngineConfig(model=str(path)), []
+
+    def hear(stage: str, part: float) -> None:
+        heard.append((stage, part))
+        if part:
+            pipe.write_text("")
+
+    started = threading.Event()
+    with ThreadPoolExecutor() as pool:
+        converting = pool.submit(resolve, config, lambda stage, part: started.set())
+        assert started.wait(30)
+        waiting = pool.submit(resolve, config, hear)
+        assert converting.result(30) == waiting.result(30)
+    assert heard == [("waiting for the GGUF file to be converted", part) for part in (0.25, 0.5)]
 
 
 def test_a_child_that_fails_is_quoted(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
