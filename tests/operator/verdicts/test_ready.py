@@ -134,6 +134,13 @@ def test_ready(service, live, pods, expected):
             id="asleep, to be woken by a request",
         ),
         pytest.param(
+            {"autoscaling": {"minReplicas": 0, "maxReplicas": 2}},
+            {"desiredReplicas": 0},
+            deployment(1, 1),
+            ("True", "ScaledToZero"),
+            id="the last one goes",
+        ),
+        pytest.param(
             {"autoscaling": {"maxReplicas": 4}},
             {"desiredReplicas": 4},
             deployment(1, 4),
