@@ -2,6 +2,8 @@
 
 import pytest
 
+from pagetide_spec.names import ANNOTATION_DRAINING
+
 from .states import LATE, LOADING, QUOTA, conditions, deployment, ended, pod, status_of, unscheduled, waiting
 
 
@@ -120,6 +122,13 @@ from .states import LATE, LOADING, QUOTA, conditions, deployment, ended, pod, st
 )
 def test_ready(service, live, pods, expected):
     assert conditions(status_of(service(replicas=2), live, pods))["Ready"] == expected
+
+
+def test_ready_holds_while_the_last_pod_drains(service):
+    going = pod(ready=True, state={"running": {}})
+    going["metadata"]["annotations"] |= {ANNOTATION_DRAINING: "2030-01-01T00:00:00Z"}
+    resource = service(status={"desiredReplicas": 1}, autoscaling={"minReplicas": 0, "maxReplicas": 2})
+    assert conditions(status_of(resource, deployment(1, 1), [going]))["Ready"][:2] == ("True", "Ready")
 
 
 @pytest.mark.parametrize(
