@@ -12,7 +12,9 @@ import hashlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from ..web.errors import too_many_a_minute, too_many_at_once, unauthorized
+from pagetide_http.bearer import bearer_key, unauthorized
+
+from ..web.errors import too_many_a_minute, too_many_at_once
 
 # A burst may use up the requests of so many seconds.
 BURST_S = 10.0
@@ -66,14 +68,10 @@ class KeyRing:
         Raises:
             ApiError: 401: there is none, or nobody has it.
         """
-        scheme, _, secret = (authorization or "").partition(" ")
-        # Bytes as the client sent them, of which strip() without a set would take some of UTF-8's for spaces.
-        secret = secret.strip(" \t")
-        if scheme.lower() != "bearer" or not secret:
-            raise unauthorized("An API key is needed: Authorization: Bearer KEY")
-        key = self._keys.get(_digest(secret.encode("latin-1", "replace")))
+        secret = bearer_key(authorization or "")
+        key = self._keys.get(_digest(secret))
         if key is None:
-            raise unauthorized("The API key is not valid")
+            raise unauthorized(secret)
         return key
 
     @contextlib.contextmanager

@@ -28,11 +28,6 @@ def model_ambiguous(model: str, keys: Sequence[str]) -> ApiError:
     return ApiError(404, message, code="model_not_found", param="model")
 
 
-def unauthorized(why: str) -> ApiError:
-    """401: no key, or one that nobody has."""
-    return ApiError(401, why, code="invalid_api_key")
-
-
 # What a key may run into.
 AT_ONCE, A_MINUTE = KEY_LIMITS = ("concurrency_limit_exceeded", "rate_limit_exceeded")
 

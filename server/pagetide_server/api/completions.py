@@ -12,7 +12,7 @@ from ..process.client import Prompt
 from ..text.answer import Delta, best
 from .answering import answer
 from .context import Context, new_id
-from .errors import invalid
+from .errors import invalid, wrong
 from .generation import Generation
 from .logprobs import completion_logprobs, end_of_text, prompt_logprobs
 from .openapi import body_of
@@ -101,7 +101,7 @@ async def _prepare(context: Context, prompter: Prompter, body: CompletionRequest
     if body.suffix:
         raise invalid("suffix: is not supported; models here only continue a text", "suffix")
     if body.max_tokens == 0 and not body.echo:
-        raise invalid("max_tokens: 0: must be at least 1, but for echo", "max_tokens")
+        raise wrong("max_tokens", 0, "must be at least 1; 0, for the prompt alone, needs echo to be true")
     asked = asked_structure(body)
     params = sampling_params(body, context.limits, asked.structure)
     special = body.add_special_tokens is not False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from typing import TypeVar
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -14,6 +14,9 @@ from .errors import ApiError, invalid
 from .protocol import StreamOptions, StructuredOutputs
 
 T = TypeVar("T", bound=msgspec.Struct)
+
+# The code of a body that is no JSON object.
+NO_JSON = "invalid_json"
 
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*)`$", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(?P<name>.*)`$", re.DOTALL)
@@ -38,7 +41,7 @@ def parse(raw: bytes, kind: type[T]) -> T:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise _malformed(str(error), raw) from None
     except RecursionError:
-        raise invalid("the body is nested too deeply") from None
+        raise invalid("the body is nested too deeply", code=NO_JSON) from None
 
 
 def unknown_field(name: str, kind: type[msgspec.Struct], path: str = "") -> ApiError:
@@ -60,10 +63,12 @@ def _explained(text: str, raw: bytes, kind: type[msgspec.Struct]) -> ApiError:
         name = f"{field}.{found['name']}" if field else found["name"]
         return invalid(f"{name}: is required", name, "missing_field")
     if not field:
-        return invalid(f"the body must be a JSON object: {problem}")
+        return invalid(f"the body must be a JSON object: {problem}", code=NO_JSON)
     if problem.startswith("Expected `null`, "):  # the type of what is not supported
         return invalid(f"{field}: is not supported{_INSTEAD.get(field, '')}", field)
     problem = problem[:1].lower() + problem[1:].replace("`", "")
+    if problem.startswith("invalid enum value"):
+        problem = f"must be {' or '.join(_literals(get_type_hints(kind)[field.partition('[')[0]]))}"
     return invalid(f"{field}: {_value_at(raw, path)}: {problem}", re.split(r"[.\[]", field)[0], "invalid_value")
 
 
@@ -71,6 +76,12 @@ def _explained(text: str, raw: bytes, kind: type[msgspec.Struct]) -> ApiError:
 _INSTEAD = {"functions": "; use tools", "function_call": "; use tool_choice"}
 # The structs to which the path of a nested field leads.
 _NESTED: dict[str, type[msgspec.Struct]] = {"stream_options": StreamOptions, "structured_outputs": StructuredOutputs}
+
+
+def _literals(hint: Any) -> list[str]:
+    """The values that a type names one by one."""
+    parts = get_args(hint)
+    return list(parts) if get_origin(hint) is Literal else [value for part in parts for value in _literals(part)]
 
 
 def _value_at(raw: bytes, path: str) -> str:
@@ -87,11 +98,11 @@ def _malformed(text: str, raw: bytes) -> ApiError:
     place = _BYTE.search(text)
     if place is None:
         text = "half of a UTF-16 surrogate pair" if _HALF_AT_END.search(raw[-16:]) else text
-        return invalid(f"the body is not valid JSON: {text}")
+        return invalid(f"the body is not valid JSON: {text}", code=NO_JSON)
     at = int(place[1])
     before = _FIELD_BEFORE.search(raw[max(0, at - 400) : at])
     field = before[1].decode() if before else None
     # The reported place may lie at the second character of -Infinity.
     if _NO_NUMBER.match(raw, at) or _NO_NUMBER.match(raw, max(0, at - 1)):
         return invalid(f"{field or 'the body'}: NaN and Infinity are not allowed", field, "invalid_value")
-    return invalid(f"the body is not valid JSON: {text}", field)
+    return invalid(f"the body is not valid JSON: {text}", field, NO_JSON)

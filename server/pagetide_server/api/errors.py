@@ -81,10 +81,10 @@ def translate(error: BaseException) -> ApiError:
 
 
 async def handle(request: Request, error: Exception) -> Response:
-    """FastAPI exception handler for every kind of error."""
+    """FastAPI exception handler for every kind of error; the request keeps it for its access line."""
     if isinstance(error, RequestValidationError):
         return response(invalid("; ".join(str(e.get("msg")) for e in error.errors())))
-    answer = translate(error)
+    answer = request.state.error = translate(error)
     if isinstance(error, HTTPException) and error.status_code in (404, 405):
         answer.message = f"{answer.message}: {request.method} {request.url.path}"
         return response(answer, error.headers)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import re
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from pagetide_http.bearer import bearer_key, unauthorized
 from pagetide_spec.names import HEADER_REQUEST_ID
 from pagetide_spec.web import request_id_of
 
@@ -25,17 +27,15 @@ from .lifecycle import Phase
 access = logging.getLogger("pagetide.access")
 
 UNMATCHED = "unmatched"
+_FIELD = re.compile(r"[\w.\[\]-]{1,100}", re.ASCII)
 
 
 def key_matches(authorization: str, keys: Sequence[bytes]) -> bool:
     """Whether an Authorization header brings one of the keys. Looks at all of them, each in constant time."""
-    scheme, _, given = authorization.partition(" ")
-    # Headers are read as Latin-1; these are the bytes that were sent, of which strip() without a set would take some of
-    # UTF-8's for spaces.
-    token = given.strip(" \t").encode("latin-1")
+    token = bearer_key(authorization)
     # All of them first: stopping at a match would leak by time which key it was.
     matches = [hmac.compare_digest(token, key) for key in keys]
-    return any(matches) and scheme.lower() == "bearer"
+    return any(matches)
 
 
 # How many times longer than one piece of a body all of it may take: a slow line is no idle one.
@@ -101,8 +101,9 @@ class Edge:
     async def _answer(self, scope: Scope, receive: Receive, call: _Call) -> None:
         headers = Headers(scope=scope)
         open_to_all = scope["path"] in OPEN_PATHS
-        if self._keys and not open_to_all and not key_matches(headers.get("authorization", ""), self._keys):
-            raise ApiError(401, "a valid API key is needed: Authorization: Bearer KEY", code="invalid_api_key")
+        authorization = headers.get("authorization", "")
+        if self._keys and not open_to_all and not key_matches(authorization, self._keys):
+            raise unauthorized(bearer_key(authorization))
         if int(headers.get("content-length", "0") or "0") > self._limit:
             call.closes = True
             raise too_large(self._limit)
@@ -166,11 +167,13 @@ class _Call:
     async def fail(self, error: Exception, scope: Scope, receive: Receive) -> None:
         """Answer with an error, unless an answer has begun, or nobody is there to read it."""
         if not self.status and not isinstance(error, ClientDisconnect):
-            await response(translate(error))(scope, receive, self.send)
+            answer = scope["state"]["error"] = translate(error)
+            await response(answer)(scope, receive, self.send)
 
     def fields(self) -> dict[str, Any]:
         """What the access line reports, for structured logs."""
-        figures = self._scope.get("state", {}).get("figures") or {}
+        state = self._scope["state"]
+        figures = state.get("figures") or {}
         now = time.monotonic()
         arrival, scheduled, first = (figures.get(k) for k in ("arrival", "scheduled", "first_token"))
         times = {
@@ -185,7 +188,16 @@ class _Call:
             "seconds": round(now - self.began, 6),
             **{k: round(v, 6) for k, v in times.items() if v is not None},
             **{k: v for k, v in counts.items() if v is not None},
+            **_reason(state.get("error")),
         }
+
+
+def _reason(error: ApiError | None) -> dict[str, str]:
+    """Why a request was refused. Whatever a client has sent in place of a field's name stays out of the log."""
+    if error is None:
+        return {}
+    found = {"code": error.code, "param": error.param}
+    return {name: value for name, value in found.items() if value and _FIELD.fullmatch(value)}
 
 
 def _line(scope: Scope, code: int, fields: dict[str, Any]) -> str:

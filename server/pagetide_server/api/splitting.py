@@ -132,7 +132,7 @@ def with_forced_call(request: ChatRequest, asked: Asked) -> Asked:
     if asked.structure is not None:
         raise invalid("tool_choice: a forced call and another form of the answer exclude each other", "tool_choice")
     value = msgspec.json.encode({**_ONE_LINE, **schema}).decode()
-    return Asked("tools", Structure(kind="json", value=value))
+    return Asked(_forced_field(request), Structure(kind="json", value=value))
 
 
 def showing_calls(request: ChatRequest, params: SamplingParams) -> SamplingParams:
@@ -168,6 +168,14 @@ def _call_parser(config: EngineConfig, prompter: Prompter, request: ChatRequest)
     if request.tool_choice == "required":
         return ListParser
     return _FORMATS.get(format_of(config, prompter.templates.pick(has_tools=True).text))
+
+
+def _forced_field(request: ChatRequest) -> str:
+    """What of a request asks for the form of its forced call."""
+    name, tools = forced_name(request), request.tools or []
+    places = [f"tools[{i}].function.parameters" for i, tool in enumerate(tools) if tool["function"]["name"] == name]
+    # The last one of a name is the one that counts.
+    return places[-1] if places else "tools"
 
 
 def _forced_schema(request: ChatRequest) -> dict[str, Any] | None:

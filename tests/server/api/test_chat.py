@@ -52,6 +52,12 @@ def test_streamed_equals_whole(client, request_fields):
             assert [e for p in parts for e in p.logprobs.content] == choice.logprobs.content
 
 
+def test_best_of_counts_all_and_keeps_n(client):
+    answer = ask(client, n=2, max_tokens=3, extra_body={"best_of": 4})
+    assert [choice.index for choice in answer.choices] == [0, 1]
+    assert answer.usage.completion_tokens == 12
+
+
 def test_logprobs_have_bytes_and_as_many_alternatives_as_asked(client):
     answer = ask(client, logprobs=True, top_logprobs=2)
     entries = answer.choices[0].logprobs.content

@@ -127,6 +127,28 @@ def test_what_is_not_supported_may_be_null_and_is_named(server, field, value, sa
     assert (error["message"], error["param"]) == (said, field)
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "said"),
+    [
+        pytest.param(
+            CHAT,
+            {"messages": HI, "modalities": ["text", "audio"]},
+            "modalities[1]: 'audio': must be text",
+            id="a choice",
+        ),
+        pytest.param(
+            COMPLETION,
+            {"prompt": "x", "max_tokens": 0},
+            "max_tokens: 0: must be at least 1; 0, for the prompt alone, needs echo to be true",
+            id="no tokens",
+        ),
+    ],
+)
+def test_a_wrong_value_is_told_with_what_would_be_right(server, path, body, said):
+    error = error_of(server.post(path, **body), 400)
+    assert (error["message"], error["code"]) == (said, "invalid_value")
+
+
 def test_a_misspelt_field_gets_a_suggestion(server):
     error = error_of(server.post(COMPLETION, prompt="x", temprature=1), 400, "temprature")
     assert "did you mean temperature?" in error["message"]
@@ -231,10 +253,17 @@ def test_a_fault_of_a_structure_names_the_field_that_asked_for_it(server, field,
     assert (error["type"], error["code"]) == ("invalid_request_error", "invalid_value")
 
 
-def test_a_fault_of_a_forced_call_names_the_tools(server):
-    tool = {"type": "function", "function": {"name": "f", "parameters": {"const": "wrong"}}}
-    answer = server.post(CHAT, messages=HI, tools=[tool], tool_choice="required")
-    assert error_of(answer, 400, "tools")["param"] == "tools"
+@pytest.mark.parametrize(
+    ("choice", "field"),
+    [
+        pytest.param("required", "tools", id="any of them"),
+        pytest.param({"type": "function", "function": {"name": "f"}}, "tools[1].function.parameters", id="a named one"),
+    ],
+)
+def test_a_fault_of_a_forced_call_names_the_tools(server, choice, field):
+    tools = [{"function": {"name": "e"}}, {"function": {"name": "f", "parameters": {"const": "wrong"}}}]
+    error = error_of(server.post(CHAT, messages=HI, tools=tools, tool_choice=choice), 400)
+    assert (error["param"], error["message"]) == (field, f"{field}: the grammar is wrong")
 
 
 def test_a_failure_before_the_first_token_is_an_http_error_later_an_event(server):

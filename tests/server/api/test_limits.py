@@ -44,14 +44,15 @@ def test_keys_guard_everything_but_health_and_metrics(launch, tmp_path):
     # As an editor on Windows writes it.
     keys.write_bytes("first-in-file\r\n# operators\r\nfrom-file\r\n\r\nschlüssel\r\nvoilà".encode("utf-8-sig"))
     with launch("--api-key=first,second", f"--api-key-file={keys}") as server:
-        for header in (
-            {},
-            {"authorization": "Bearer wrong"},
-            {"authorization": "first"},
-            {"authorization": "Basic first"},
+        for header, told in (
+            ({}, "An API key is needed: Authorization: Bearer KEY"),
+            ({"authorization": "Bearer wrong"}, "The API key is not valid"),
+            ({"authorization": "first"}, "An API key is needed: Authorization: Bearer KEY"),
+            ({"authorization": "Basic first"}, "An API key is needed: Authorization: Bearer KEY"),
         ):
             for path in ("/v1/models", "/version", "/openapi.json", "/nothing"):
-                error_of(httpx.get(server.url + path, headers=header), 401)
+                error = error_of(httpx.get(server.url + path, headers=header), 401)
+                assert (error["message"], error["code"]) == (told, "invalid_api_key")
         for key in ("first", "second", "first-in-file", "from-file", "schlüssel", "voilà"):
             header = {"authorization": f"Bearer {key}".encode()}
             assert httpx.get(server.url + "/v1/models", headers=header).status_code == 200

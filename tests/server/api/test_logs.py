@@ -16,6 +16,19 @@ RAISE = 382
 ORIGIN = "https://app.example"
 
 
+@pytest.fixture
+def access_line(server, wait):
+    """The access line of an answer, which is written behind it."""
+
+    def find(answer):
+        wanted = f"request_id={answer.headers['x-request-id']} "
+        wait(lambda: wanted in server.log.read_text())
+        (line,) = [line for line in server.log.read_text().splitlines() if wanted in line]
+        return line
+
+    return find
+
+
 def test_an_access_line_tells_times_and_tokens(launch):
     with launch("--log-format=json") as server:
         head = {"x-request-id": "my-id"}
@@ -28,6 +41,38 @@ def test_an_access_line_tells_times_and_tokens(launch):
     assert 0 <= line["queue_s"] <= line["seconds"]
     assert line["prefill_s"] > 0 < line["decode_s"]
     assert "POST /v1/completions 200" in line["message"]
+
+
+REFUSALS = [
+    pytest.param({"temperature": 9}, ("invalid_value", "temperature"), id="a wrong value"),
+    pytest.param({"max_tokens": 10**6}, ("context_length_exceeded", "max_tokens"), id="too long an answer"),
+    pytest.param({"temprature": 1}, ("unknown_field", "temprature"), id="an unknown field"),
+    pytest.param({"suffix": "y"}, (None, "suffix"), id="a field without a code"),
+    pytest.param({"no name\nPOST /forged": 1}, ("unknown_field", None), id="text in place of a field"),
+    pytest.param({"model": "no-such-model"}, ("model_not_found", "model"), id="another model"),
+    pytest.param(["a list"], ("invalid_json", None), id="a body that is no object"),
+    pytest.param({}, (None, None), id="a request that is answered"),
+]
+
+
+@pytest.mark.parametrize(("fields", "reason"), REFUSALS)
+def test_the_access_line_of_a_refusal_says_why(server, access_line, fields, reason):
+    body = {"prompt": "x", "max_tokens": 1, **fields} if isinstance(fields, dict) else fields
+    line = access_line(server.http.post("/v1/completions", json=body))
+    told = dict(field.split("=", 1) for field in line.split() if "=" in field)
+    assert (told.get("code"), told.get("param")) == reason
+    assert "forged" not in line
+
+
+def test_the_access_line_of_a_missing_key_says_so_and_in_json_too(launch):
+    with launch("--log-format=json", "--api-key=secret") as server:
+        assert server.post("/v1/completions", prompt="x").status_code == 401
+        assert server.stop() == 0
+        lines = [json.loads(line) for line in server.log.read_text().splitlines()]
+    (line,) = [line for line in lines if line["logger"] == "pagetide.access"]
+    assert line["code"] == "invalid_api_key"
+    assert "param" not in line
+    assert line["message"].endswith(" code=invalid_api_key")
 
 
 @pytest.mark.parametrize(("level", "shown"), [("info", False), ("debug", True)])

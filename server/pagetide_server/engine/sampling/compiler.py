@@ -19,7 +19,7 @@ from pagetide_spec.errors import PagetideError
 
 from ...wire.messages import Structure
 from ..faults import Busy
-from .grammars import StructureError, grammar_text, guarded, one_line
+from .grammars import StructureError, grammar_text, guarded, one_line, parts
 from .matcher import Grammar, Matcher
 
 __all__ = ["Compilation", "Grammar", "Matcher", "StructureCompiler", "StructureError"]
@@ -83,7 +83,18 @@ class StructureCompiler:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _build(self, structure: Structure) -> Grammar:
-        """Raises StructureError."""
+        """Raises StructureError; of several functions that may be called, it names the one at fault."""
+        try:
+            return self._build_whole(structure)
+        except StructureError:
+            for name, part in parts(structure):
+                try:
+                    self._build_whole(part)
+                except StructureError as error:
+                    raise StructureError(f"the arguments of {name}: {error}") from None
+            raise
+
+    def _build_whole(self, structure: Structure) -> Grammar:
         text = grammar_text(structure)
         return guarded(structure.kind, lambda: self._grammar(structure.kind, text))
 

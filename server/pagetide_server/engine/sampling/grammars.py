@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import llguidance
+import msgspec
 
 from pagetide_spec.errors import PagetideError
 
@@ -35,6 +36,38 @@ def grammar_text(structure: Structure) -> str:
     if size > most:
         raise StructureError(f"{kind}: is {size} bytes long; at most {most} are accepted")
     return guarded(kind, lambda: _GRAMMAR_TEXT[kind](structure.value))
+
+
+def parts(structure: Structure) -> list[tuple[str, Structure]]:
+    """Where a structure is a list of calls, as a request with `tool_choice` "required" asks for it: each function's
+    name, and the structure of its arguments."""
+    try:
+        calls = msgspec.json.decode(structure.value, type=_CallList).items.anyOf
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return []
+    found = [call.properties for call in calls]
+    return [(call.name.const, Structure(kind="json", value=bytes(call.arguments).decode())) for call in found]
+
+
+class _Name(msgspec.Struct):
+    const: str
+
+
+class _Properties(msgspec.Struct):
+    name: _Name
+    arguments: msgspec.Raw
+
+
+class _Call(msgspec.Struct):
+    properties: _Properties
+
+
+class _Calls(msgspec.Struct):
+    anyOf: list[_Call]
+
+
+class _CallList(msgspec.Struct):
+    items: _Calls
 
 
 def guarded(kind: str, work: Callable[[], Result]) -> Result:

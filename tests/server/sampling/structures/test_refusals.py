@@ -7,6 +7,9 @@ import time
 import pytest
 import torch
 
+from pagetide_server.api.protocol import ChatRequest
+from pagetide_server.api.splitting import with_forced_call
+from pagetide_server.api.structures import FREE
 from pagetide_server.engine import isolation
 from pagetide_server.engine.faults import RequestFault
 from pagetide_server.engine.sampling.compiler import StructureCompiler, StructureError
@@ -94,6 +97,23 @@ def test_what_cannot_be_followed_is_refused_in_one_line_and_in_time(
     assert time.monotonic() - started < 10
     # A bad structure leaves nothing behind.
     assert compiler.compile(Structure(kind="regex", value="ok")).result().matcher().fault is None
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        pytest.param({"type": "objct"}, "the arguments of second: json: Invalid type: objct", id="in a schema"),
+        pytest.param({"$ref": "#/$defs/none"}, "the arguments of second: json: ", id="a reference to nothing"),
+    ],
+)
+def test_of_several_functions_the_one_at_fault_is_named(
+    compiler: StructureCompiler, wrong: dict[str, str], told: str
+) -> None:
+    schemas = {"first": {"type": "object"}, "second": wrong, "third": {"type": "array"}, "fourth": None}
+    tools = [{"function": {"name": name, "parameters": schema}} for name, schema in schemas.items()]
+    structure = with_forced_call(ChatRequest(messages=[], tools=tools, tool_choice="required"), FREE).structure
+    with pytest.raises(StructureError, match=re.escape(told)):
+        compiler.compile(structure).result()
 
 
 @pytest.mark.parametrize(
