@@ -12,6 +12,7 @@ from pagetide_spec.errors import SettingError
 from pagetide_spec.flags import seconds
 from pagetide_spec.logs import add_log_flags
 from pagetide_spec.names import GATEWAY_PORT
+from pagetide_spec.web import base_url
 
 from .proxy.hold import DEFAULT_HOLD
 from .replicas.registry import Registry
@@ -30,9 +31,9 @@ def registry_of(services: Sequence[str], make_router: Callable[[], Router] = Exp
     registry = Registry(make_router)
     for text in services:
         name, _, urls = text.partition("=")
-        parts = [u for u in urls.split(",") if u]
+        parts = [base_url(u) for u in urls.split(",") if u]
         if not name or not parts or not all(_is_http(u) for u in parts):
-            raise SettingError("--service", text, "must be NAME=http://HOST:PORT[,http://HOST:PORT...]")
+            raise SettingError("--service", text, "must be NAME=http://HOST:PORT[,http://HOST:PORT...], without a path")
         if registry.find(name):
             raise SettingError("--service", text, f"{name} is given twice; put all its URLs in one --service")
         registry.put(name, {f"{name}-{i}": url for i, url in enumerate(parts)})
@@ -40,9 +41,11 @@ def registry_of(services: Sequence[str], make_router: Callable[[], Router] = Exp
 
 
 def _is_http(url: str) -> bool:
+    """Whether it names a host, and nothing behind it: paths are added to it."""
     try:
         parts = urlsplit(url)
-        return parts.scheme == "http" and bool(parts.hostname) and parts.port != 0
+        is_host = parts.scheme == "http" and bool(parts.hostname) and parts.port != 0
+        return is_host and not (parts.path or parts.query or parts.fragment)
     except ValueError:
         return False
 

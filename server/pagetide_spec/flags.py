@@ -11,7 +11,7 @@ import dataclasses
 import difflib
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from .config import EngineConfig, type_of
@@ -19,6 +19,14 @@ from .errors import SettingError
 from .names import ENV_PREFIX
 from .setting import setting_of, unknown_hint
 
+# Fields of EngineConfig that a resource gives elsewhere than in `spec.engine`.
+_PLACES = {
+    "model": "spec.model.uri",
+    "served_model_name": "spec.model.servedName",
+    "revision": "spec.model.revision",
+    "api_key": "spec.apiKeySecretRef",
+    "api_key_file": "spec.apiKeySecretRef",
+}
 _TRUE = {"1", "true", "yes", "on"}
 _FALSE = {"0", "false", "no", "off"}
 
@@ -187,15 +195,23 @@ def camel_to_snake(values: Mapping[str, Any]) -> dict[str, Any]:
     out = {}
     for name, value in values.items():
         if name not in known:
-            raise SettingError(f"spec.engine.{name}", value, unknown_hint(name, known))
+            raise SettingError(f"spec.engine.{name}", value, field_hint(f"spec.engine.{name}", known))
         out[known[name]] = value
     return out
 
 
+def field_hint(path: str, known: Iterable[str]) -> str:
+    """What to say about a field that a resource does not have at `path`; `known`: the names that it has there."""
+    for field in dataclasses.fields(EngineConfig):
+        if path == f"spec.engine.{camel_of(field.name)}" and field not in resource_fields():
+            place = _PLACES.get(field.name)
+            return f"is given as {place}" if place else "belongs to one server process, not to a resource: leave it out"
+    return unknown_hint(path.rpartition(".")[2], known)
+
+
 def resource_fields() -> list[dataclasses.Field[Any]]:
     """The fields that `spec.engine` may hold: all that belong neither to the process nor to `spec.model`."""
-    by_model = {"model", "served_model_name", "revision"}
-    return [f for f in dataclasses.fields(EngineConfig) if not setting_of(f).local and f.name not in by_model]
+    return [f for f in dataclasses.fields(EngineConfig) if not setting_of(f).local and f.name not in _PLACES]
 
 
 def to_arguments(config: Mapping[str, Any]) -> list[str]:

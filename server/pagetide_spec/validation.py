@@ -12,8 +12,8 @@ from typing import Any
 import jsonschema
 
 from .errors import SettingError
+from .flags import field_hint
 from .rules import PATTERN_WORDS, REPLICAS_OR_AUTOSCALING, RULES, Rule
-from .setting import unknown_hint
 
 Schema = Mapping[str, Any]
 
@@ -76,7 +76,7 @@ def problems_of(schema: Schema, value: Any, path: str, validator: Any = None) ->
 def unknown_fields(schema: Schema, value: Any, path: str) -> list[SettingError]:
     """A problem for each field that the schema does not know, with the nearest name that it knows."""
     return [
-        SettingError(at, given, unknown_hint(name, node["properties"]))
+        SettingError(at, given, field_hint(at, node["properties"]))
         for at, node, given, name in _walk(schema, value, path)
         if name is not None and name not in node["properties"] and not node.get("x-kubernetes-preserve-unknown-fields")
     ]

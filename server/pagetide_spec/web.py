@@ -1,4 +1,4 @@
-"""What is alike wherever we speak HTTP: a listening socket, the id of a request, how much of an answer is read."""
+"""What is alike wherever we speak HTTP: addresses, a listener, the id of a request, how much of an answer is read."""
 
 from __future__ import annotations
 
@@ -41,6 +41,11 @@ async def whole_body(pieces: AsyncIterable[bytes], most: int) -> bytes:
         if len(body) > most:
             raise ValueError(f"an answer of more than {most >> 20} MiB")
     return bytes(body)
+
+
+def base_url(url: str) -> str:
+    """Where a server or a gateway is, from its address with or without the `/v1` that OpenAI's clients are given."""
+    return url.rstrip("/").removesuffix("/v1")
 
 
 def listen(host: str, port: int) -> socket.socket:

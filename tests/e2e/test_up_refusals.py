@@ -39,6 +39,9 @@ def changed(**spec: object) -> str:
         pytest.param(changed(model={"uri": "pvc://models/no.gguf"}), ["spec.model.uri", "no.gguf"], id="missing model"),
         pytest.param(changed(model={"uri": "file:///no/such"}), ["spec.model.uri", "/no/such"], id="missing path"),
         pytest.param(
+            changed(engine={"chatTemplate": "no.jinja"}), ["spec.engine.chatTemplate", "no.jinja"], id="no template"
+        ),
+        pytest.param(
             changed(replicas=1, autoscaling={"maxReplicas": 2}),
             ["replicas", "autoscaling"],
             id="replicas and autoscaling",

@@ -79,9 +79,11 @@ def test_a_hundred_first_requests_wake_a_service_that_sleeps(scaled, pool, until
     until(lambda: one.service("a")["replicas"] == 0, 40)
     ready = one.service("a")["conditions"][0]
     assert (ready["status"], ready["reason"]) == ("True", "ScaledToZero")
+    assert "a is not Ready" not in one.text, "not while the last one drained, either"
     answers = [f.result() for f in [pool.submit(one.post, {"model": "a", "prompt": "ab"}) for _ in range(100)]]
     assert {json.load(answer)["choices"][0]["text"] for answer in answers} == {"ba"}
     assert one.text.count("0 -> 1 replicas: a gateway holds a request") == 1
+    assert "is not ready:" not in one.text, "no warning for one that starts or ends"
 
 
 def test_this_machines_limit_binds(scaled, pool, until):

@@ -15,7 +15,10 @@ from pagetide_spec.metrics import GATEWAY_METRICS
 
 @pytest.mark.parametrize(
     "text",
-    ["m", "m=", "=http://a", "m=a:80", "m=https://a", "m=http://", "m=http://a:x", "m=http://a,ftp://b"],
+    [
+        *("m", "m=", "=http://a", "m=a:80", "m=https://a", "m=http://", "m=http://a:x", "m=http://a,ftp://b"),
+        *("m=http://a/v2", "m=http://a/v1/models", "m=http://a?b", "m=http://a,http://b#c"),
+    ],
 )
 def test_a_wrong_service_flag_is_named(text, capsys):
     assert main(["--service", text, "--port", "0"]) == 2
@@ -73,5 +76,9 @@ def test_service_flags_become_replicas():
         "m": ["http://a:1", "http://b:2"],
         "org/n": ["http://c"],
     }
+    assert [r.url for r in registry_of(["m=http://a:1/v1,http://b/v1/"]).services["m"].replicas.values()] == [
+        "http://a:1",
+        "http://b",
+    ], "as OpenAI's clients are given it"
     with pytest.raises(SettingError, match="twice"):
         registry_of(["m=http://a", "m=http://b"])

@@ -89,6 +89,21 @@ def test_paused_by_annotation():
             id="misspelt engine field",
         ),
         pytest.param(
+            {"engine": {"port": 1}},
+            "spec.engine.port: 1: belongs to one server process, not to a resource: leave it out",
+            id="a setting of the process",
+        ),
+        pytest.param(
+            {"engine": {"servedModelName": "x"}},
+            "spec.engine.servedModelName: 'x': is given as spec.model.servedName",
+            id="a setting of the model",
+        ),
+        pytest.param(
+            {"engine": {"apiKeyFile": "/k"}},
+            "spec.engine.apiKeyFile: '/k': is given as spec.apiKeySecretRef",
+            id="a setting that is a Secret",
+        ),
+        pytest.param(
             {"rolout": {}}, "spec.rolout: {}: no such setting; did you mean rollout?", id="misspelt field of spec"
         ),
         pytest.param({"model": {}}, "spec.model.uri: None: is required", id="missing field"),

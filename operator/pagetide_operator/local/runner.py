@@ -139,7 +139,8 @@ class Runner:
     def _replica_status(self, slot: Slot) -> ReplicaStatus:
         state, message = self._state(slot)
         pid = slot.process.pid if slot.process else None
-        return ReplicaStatus(slot.name, state, message, slot.url, pid, slot.restarts, str(slot.log))
+        leaves = state == "draining" and slot.ready_at is not None and not slot.is_stopping
+        return ReplicaStatus(slot.name, state, message, slot.url, pid, slot.restarts, str(slot.log), leaves)
 
     def _state(self, slot: Slot) -> tuple[State, str]:
         """A replica's state, and what it waits for or why it ended last."""

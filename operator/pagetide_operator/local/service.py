@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pagetide_spec.chat_template import template_text
 from pagetide_spec.errors import SettingError
 from pagetide_spec.flags import to_arguments
 from pagetide_spec.inference_service import Autoscaling, InferenceService, ModelSource
@@ -50,8 +51,9 @@ def localize(service: InferenceService, volumes: Path) -> LocalService:
     """The service on this machine; `pvc://claim/path` lies under `volumes`.
 
     Raises:
-        SettingError: the model's file or folder is not there, or a variable has no name.
+        SettingError: the model or the chat template is not there, or a variable has no name.
     """
+    _check_template(service)
     model = service.model
     environment, left_out = _environment(service.template)
     replicas, field = _replicas(service)
@@ -122,6 +124,16 @@ def _environment(template: Mapping[str, Any]) -> tuple[dict[str, str], tuple[str
         else:
             variables[name] = str(entry.get("value", ""))
     return variables, tuple(notes)
+
+
+def _check_template(service: InferenceService) -> None:
+    """Each server reads the template itself; a missing one is to be known before the first is started."""
+    setting = service.engine.get("chat_template")
+    if setting is not None:
+        try:
+            template_text(setting)
+        except SettingError as error:
+            raise error.renamed("spec.engine.chatTemplate") from error
 
 
 def _notes(service: InferenceService) -> list[str]:

@@ -26,7 +26,8 @@ COLUMNS = ("Name", *(column["name"] for column in printer_columns()))
 
 @dataclasses.dataclass(frozen=True)
 class ReplicaStatus:
-    """One replica now. `message` says what it waits for or why it ended last."""
+    """One replica now. `message` says what it waits for or why it ended last; `leaves`: it drains and still answers,
+    so that a request may keep it."""
 
     name: str
     state: State
@@ -35,19 +36,25 @@ class ReplicaStatus:
     pid: int | None = None
     restarts: int = 0
     log: str = ""
+    leaves: bool = False
 
 
 def ready_condition(
     desired: int, replicas: Sequence[ReplicaStatus], scaling: Autoscaling | None = None
 ) -> dict[str, str]:
     """The Ready condition, by the operator's rule; while replicas start, its message is what they last said."""
-    ready, late = sum(r.state == "ready" for r in replicas), [r for r in replicas if r.state not in _FINE]
+    ready, late = _count_ready(replicas), [r for r in replicas if r.state not in _FINE]
     enough = max(1, min(desired, scaling.min_replicas)) if scaling else desired
     verdict = readiness(ready, desired, enough, _failure(late))
     if scaling and not desired:
         verdict = ASLEEP
     message = (_messages(late) if verdict.reason == "Starting" else "") or verdict.message
     return {"type": "Ready", "status": str(verdict.holds), "reason": verdict.reason, "message": message}
+
+
+def _count_ready(replicas: Sequence[ReplicaStatus]) -> int:
+    """Those that answer; as in a cluster also one that drains, until it is told to end: Ready does not flip for it."""
+    return sum(r.state == "ready" or r.leaves for r in replicas)
 
 
 def _failure(late: Sequence[ReplicaStatus]) -> Failure | None:
@@ -89,7 +96,7 @@ def describe(
         "modelUri": service.uri,
         "ageSeconds": round(now - created, 1),
         "replicas": sum(r.pid is not None for r in replicas),
-        "readyReplicas": sum(r.state == "ready" for r in replicas),
+        "readyReplicas": _count_ready(replicas),
         "desiredReplicas": desired,
         "conditions": [ready_condition(desired, replicas, service.autoscaling), *more.pop("conditions", [])],
         **more,

@@ -34,6 +34,8 @@ def main(argv: Sequence[str], command: ReplicaCommand = replica_command, scrape_
         parser.error("give at least one FILE, or --status alone")
     logging.basicConfig(level=args.log_level.upper(), handlers=[log_handler(args.log_format)])
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    # Replicas that start do not answer yet; what becomes of them is told by the runner itself.
+    logging.getLogger("pagetide_gateway.polling.health").setLevel(logging.ERROR)
     screen = Screen(args.log_format)
     try:
         if args.status:

@@ -17,6 +17,7 @@ from rich.text import Text
 from pagetide_spec.command_line import Parser
 from pagetide_spec.errors import SettingError, install_hint
 from pagetide_spec.flags import seconds
+from pagetide_spec.web import base_url
 
 from .screen import Screen
 from .sources import NoAnswer, NotOurs, Source, Web, source_at
@@ -109,7 +110,7 @@ async def _source(args: argparse.Namespace) -> Source:
     if args.url:
         session = aiohttp.ClientSession()
         try:
-            return await source_at(Web(args.url.rstrip("/").removesuffix("/v1"), session, args.api_key))
+            return await source_at(Web(base_url(args.url), session, args.api_key))
         except BaseException:
             await session.close()
             raise

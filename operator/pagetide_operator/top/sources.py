@@ -87,7 +87,8 @@ class Web:
         """
         status, text = await self._ask(path)
         if status == 401:
-            raise NoAnswer(f"{self.url}{path} needs an API key: --api-key, or PAGETIDE_API_KEY")
+            problem = "does not accept this API key; give another" if self.api_key else "needs an API key"
+            raise NoAnswer(f"{self.url}{path} {problem}: --api-key, or PAGETIDE_API_KEY")
         if status == 404:
             raise NotOurs(f"{self.url}{path}: not found; is this the address of a server or a gateway?")
         if status != 200:

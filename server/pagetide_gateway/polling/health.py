@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import weakref
 from typing import Any, Literal
 
 import aiohttp
@@ -79,6 +80,8 @@ class HealthPoller:
         self._registry, self._session, self._tick_s = registry, session, tick_s
         self._headers = {} if key is None else {"authorization": f"Bearer {key}"}
         self._timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
+        # Of each replica, whether it was ready when that was last logged.
+        self._logged: weakref.WeakKeyDictionary[Replica, bool] = weakref.WeakKeyDictionary()
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -91,11 +94,22 @@ class HealthPoller:
     def _note(self, service: Service, replica: Replica, poll: Poll) -> None:
         """Judge by the health as it is now: a request may have found out more while the poll was under way."""
         health = judge(replica.health, poll)
-        if health.ready != replica.health.ready:
-            log.info("%s: %s %s", service.model, replica.name, "ready" if health.ready else health.reason)
         replica.health = health
+        self._log(service, replica)
         if is_lost(health, poll):
             replica.lose(health.reason)
+
+    def _log(self, service: Service, replica: Replica) -> None:
+        """One line for the first verdict on a replica, and for each change; a warning where it should be ready."""
+        health = replica.health
+        if 0 < health.misses <= MISSES_ALLOWED or self._logged.get(replica) == health.ready:
+            return
+        self._logged[replica] = health.ready
+        level = logging.WARNING if replica.is_admitted and not replica.draining else logging.INFO
+        if health.ready:
+            log.info("%s: %s (%s) is ready", service.model, replica.name, replica.url)
+        else:
+            log.log(level, "%s: %s (%s) is not ready: %s", service.model, replica.name, replica.url, health.reason)
 
     async def poll(self, service: Service, replica: Replica) -> Poll:
         """Ask once; of a replica that has just turned ready, also which model it serves."""
@@ -104,8 +118,10 @@ class HealthPoller:
                 replica.url + PATH_READY, timeout=self._timeout, allow_redirects=False
             ) as response:
                 text = (await response.content.read(200)).decode("utf-8", "replace")
+                if response.status == 503:
+                    return Poll("unready", " ".join(text.split()) or f"{PATH_READY} says 503")
                 if response.status != 200:
-                    return Poll("unready", " ".join(text.split()) or f"{PATH_READY} says {response.status}")
+                    return Poll("unready", f"{PATH_READY} says {response.status}; is this a server of Pagetide?")
             if replica.health.ready:
                 return Poll("ready")
             return await self._learn(service, replica)

@@ -12,6 +12,7 @@ from typing import Any
 from pagetide_spec.command_line import Parser
 from pagetide_spec.errors import SettingError
 from pagetide_spec.flags import env_of
+from pagetide_spec.web import base_url
 
 from .connection import split_url
 from .shapes import Lengths, Mix, lengths
@@ -80,7 +81,7 @@ def parse(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> Settings:
     """
     given = _parser().parse_args(argv)
     split_url(given.url)  # so that a wrong one is shown as it was typed
-    url = given.url.rstrip("/").removesuffix("/v1")
+    url = base_url(given.url)
     key = given.api_key or next((env[name] for name in KEY_VARIABLES if env.get(name)), None)
     if given.rate is not None and given.trace is not None:
         raise SettingError("--rate", given.rate, "cannot be given together with --trace, which has its own times")

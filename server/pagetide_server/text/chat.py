@@ -10,7 +10,6 @@ import datetime
 import functools
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import jinja2
@@ -19,6 +18,7 @@ import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
 
+from pagetide_spec.chat_template import template_text
 from pagetide_spec.errors import PagetideError, SettingError
 
 from .conversation import ChatTemplateError, normalized, objects, with_mark
@@ -79,7 +79,7 @@ def configured(setting: str | None, tokenizer: Tokenizer, way_out: str = WAY_OUT
         SettingError: the file is missing, or a template does not compile.
     """
     try:
-        texts = tokenizer.chat_templates if setting is None else {_USUAL: _text_of(setting)}
+        texts = tokenizer.chat_templates if setting is None else {_USUAL: template_text(setting)}
         return Templates(texts, way_out)
     except ChatTemplateError as error:
         problem = str(error)
@@ -171,17 +171,6 @@ class ChatTemplate:
 _PROBE = "Pagetide-probe"
 # The blank behind the mark shows whether the template trims contents.
 _MARK = "<|pagetide-end-of-content|> "
-
-
-def _text_of(setting: str) -> str:
-    """The template's text, from the setting that holds it or names its file."""
-    if "{" in setting or "\n" in setting:
-        return setting
-    try:
-        return Path(setting).read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        problem = f"is neither a template nor a file that can be read ({error})"
-        raise SettingError("chat_template", setting, problem) from error
 
 
 @functools.lru_cache(maxsize=16)

@@ -167,6 +167,22 @@ async def test_a_log_is_read_only_while_a_replica_starts_and_says_nothing_by_its
     assert read == ["a-0"]
 
 
+@pytest.mark.parametrize(
+    ("ready_at", "is_stopping", "leaves"),
+    [
+        pytest.param(1.0, False, True, id="it finishes what it has"),
+        pytest.param(1.0, True, False, id="it was told to end"),
+        pytest.param(None, False, False, id="it answers no more"),
+    ],
+)
+async def test_a_replica_that_drains_leaves_until_it_is_told_to_end(ready_at, is_stopping, leaves, tmp_path):
+    slot = Slot(SERVICE, "a-0", tmp_path / "a-0", process=FakeProcess())
+    slot.ready_at, slot.is_stopping, slot.draining_at = ready_at, is_stopping, 2.0
+    with listen("127.0.0.1", 0) as listener:
+        told = make_runner(listener, tmp_path, replicas=1)._replica_status(slot)
+    assert (told.state, told.leaves) == ("draining", leaves)
+
+
 async def test_a_gateway_that_ends_by_itself_is_a_failure(monkeypatch, capsys, tmp_path):
     async def end_at_once(self, sockets):
         return

@@ -23,6 +23,16 @@ def test_a_claim_is_a_folder_under_the_volumes(tmp_path):
         localize(service(model={"uri": "pvc://models/y.gguf"}), tmp_path)
 
 
+def test_a_chat_template_is_looked_for_before_anything_is_started(tmp_path):
+    path = tmp_path / "chat.jinja"
+    resource = service(engine={"chatTemplate": str(path)})
+    with pytest.raises(SettingError, match=r"^spec\.engine\.chatTemplate: .*chat\.jinja.*No such file"):
+        localize(resource, tmp_path)
+    path.write_text("{{ messages }}")
+    assert localize(resource, tmp_path).settings["chat_template"] == str(path)
+    assert localize(service(engine={"chatTemplate": "{{ 1 }}"}), tmp_path)
+
+
 def test_the_command_of_a_replica():
     found = localize(
         service(

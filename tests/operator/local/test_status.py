@@ -24,6 +24,9 @@ def replica(state: str, restarts: int = 0) -> ReplicaStatus:
     return ReplicaStatus("a-0", state, f"is {state}", restarts=restarts)
 
 
+LEAVES = ReplicaStatus("a-0", "draining", leaves=True)
+
+
 @pytest.mark.parametrize(
     ("desired", "replicas", "status", "reason"),
     [
@@ -43,6 +46,22 @@ def test_ready_condition(desired, replicas, status, reason):
     condition = ready_condition(desired, replicas)
     assert (condition["status"], condition["reason"]) == (status, reason)
     assert condition["message"]
+
+
+@pytest.mark.parametrize(
+    ("desired", "replicas", "status", "reason"),
+    [
+        pytest.param(1, [LEAVES], "True", "Ready", id="the last one drains, towards none"),
+        pytest.param(0, [replica("draining")], "True", "ScaledToZero", id="it ends"),
+        pytest.param(1, [replica("draining")], "False", "Starting", id="woken while the one before ends"),
+    ],
+)
+def test_ready_of_a_service_that_goes_to_sleep(desired, replicas, status, reason):
+    scaled = service(autoscaling={"minReplicas": 0, "maxReplicas": 1})
+    told = describe(localize(scaled, Path("volumes")), replicas, desired, 0.0, 1.0)
+    (condition,) = told["conditions"]
+    assert (condition["status"], condition["reason"]) == (status, reason)
+    assert told["readyReplicas"] == (reason == "Ready")
 
 
 def test_what_several_replicas_say_is_said_once():

@@ -239,6 +239,20 @@ async def test_whom_it_can_watch(somebody, capsys, answers, code, said):
 
 
 @pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        pytest.param([], "needs an API key: --api-key", id="none"),
+        pytest.param(["--api-key=wrong"], "does not accept this API key", id="a wrong one"),
+    ],
+)
+async def test_a_key_that_is_missing_and_one_that_is_wrong(somebody, monkeypatch, capsys, given, said):
+    monkeypatch.delenv("PAGETIDE_API_KEY", raising=False)
+    url = await somebody({"/metrics": "pagetide_gateway_requests_in_flight 1\n", "/summary": 401})
+    assert await asyncio.to_thread(command.main, [url, "--once", *given]) == 1
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("arguments", "said"),
     [
         pytest.param(["localhost:8000"], "must be http://HOST:PORT", id="no URL"),

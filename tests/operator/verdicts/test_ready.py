@@ -2,6 +2,8 @@
 
 import pytest
 
+from pagetide_spec.names import ANNOTATION_DRAINING
+
 from .states import LATE, LOADING, QUOTA, conditions, deployment, ended, pod, status_of, unscheduled, waiting
 
 
@@ -122,6 +124,13 @@ def test_ready(service, live, pods, expected):
     assert conditions(status_of(service(replicas=2), live, pods))["Ready"] == expected
 
 
+def test_ready_holds_while_the_last_pod_drains(service):
+    going = pod(ready=True, state={"running": {}})
+    going["metadata"]["annotations"] |= {ANNOTATION_DRAINING: "2030-01-01T00:00:00Z"}
+    resource = service(status={"desiredReplicas": 1}, autoscaling={"minReplicas": 0, "maxReplicas": 2})
+    assert conditions(status_of(resource, deployment(1, 1), [going]))["Ready"][:2] == ("True", "Ready")
+
+
 @pytest.mark.parametrize(
     ("spec", "status", "live", "expected"),
     [
@@ -132,6 +141,13 @@ def test_ready(service, live, pods, expected):
             deployment(0, 0),
             ("True", "ScaledToZero"),
             id="asleep, to be woken by a request",
+        ),
+        pytest.param(
+            {"autoscaling": {"minReplicas": 0, "maxReplicas": 2}},
+            {"desiredReplicas": 0},
+            deployment(1, 1),
+            ("True", "ScaledToZero"),
+            id="the last one goes",
         ),
         pytest.param(
             {"autoscaling": {"maxReplicas": 4}},
