@@ -27,7 +27,7 @@ def use_cpu_ops(
 ) -> None:
     """Bring the network's matrices, whose type is `kept_as`, into the form of the CPU ops."""
     kind = "int8" if config.quantization == "int8" else "own"
-    tell = functools.partial(progress, "packing matrices for the CPU")
+    tell = functools.partial(progress, "packing weights")
     tell(0.0)
     taken = pack_network(network, shape.layers, kind, dtype == torch.float32, tell)
     tell(1.0)

@@ -82,12 +82,14 @@ def test_the_progress_bar(llm, monkeypatch, stream, prompts, wanted, shown):
 
 
 def test_loading_shows_a_bar_on_a_terminal(tiny_model, monkeypatch):
+    monkeypatch.setenv("PAGETIDE_KERNELS", "torch")  # so that loading them is the last phase
     _be_a_terminal(monkeypatch, Terminal)
     LLM(str(tiny_model("llama")), **SETTINGS).close()
     assert "loading weights" in sys.stderr.getvalue()
 
 
-def test_loading_is_logged_elsewhere(tiny_model, caplog):
+def test_loading_is_logged_elsewhere(tiny_model, caplog, monkeypatch):
+    monkeypatch.setenv("PAGETIDE_KERNELS", "torch")  # so that loading them is the last phase
     LLM(str(tiny_model("llama")), **SETTINGS).close()
     stages = [r.getMessage() for r in caplog.records if r.getMessage().startswith("loading: ")]
     assert "loading: loading weights 0%" in stages
