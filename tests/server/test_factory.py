@@ -124,6 +124,7 @@ def test_a_start_tells_its_phases_from_the_kernels_on(tiny_model, monkeypatch):
     ]  # fmt: skip
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a CPU's network is packed")
 @pytest.mark.parametrize("kernels", ["cpp", "torch"])
 def test_packing_is_counted_by_layers(kernels, tiny_model, monkeypatch):
     """Of three layers, by whole ones where the C++ ops run, else by matrices."""
