@@ -65,5 +65,5 @@ def _described(error: Exception, config: EngineConfig) -> NamedError:
     if isinstance(error, OSError) and not isinstance(error, hub.LocalEntryNotFoundError | ConnectionError):
         problem = f"cannot be kept in the hub's cache ({said}); set HF_HOME to a folder with room"
         return UnavailableError("model", model, problem)
-    problem = f"no such folder here, and the hub cannot be reached ({said}); give a local folder, or put it into"
-    return UnavailableError("model", model, f"{problem} the hub's cache first")
+    way_out = "give a local folder, or put the model into the hub's cache first"
+    return UnavailableError("model", model, f"no such folder here, and the hub cannot be reached ({said}); {way_out}")
